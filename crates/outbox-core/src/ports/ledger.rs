@@ -2,6 +2,7 @@ use async_trait::async_trait;
 
 use super::PortResult;
 use crate::failure::Failure;
+use crate::layout::TableLayout;
 use crate::message::Message;
 use crate::position::Position;
 use crate::row::{Aggregate, OutboxRow, RowId, RowKey, TableIdx};
@@ -63,6 +64,9 @@ pub struct Settlement {
     pub outcomes: Vec<RowOutcome>,
     /// The window's low watermark after these outcomes, if it moved.
     pub checkpoint: Option<Position>,
+    /// Layouts that hold from that checkpoint on (`None`: unknown), stored with it, never
+    /// without it, so that a restart at the checkpoint decodes with the layout of its time.
+    pub layouts: Vec<(TableIdx, Option<TableLayout>)>,
 }
 
 /// What a flush recorded, parallel to `outcomes`.
@@ -144,4 +148,15 @@ pub trait Ledger: Send + Sync {
     /// The coordinate that the server has now: everything committed before this call lies
     /// before it.
     async fn coordinate(&self) -> PortResult<Position>;
+}
+
+/// Table layouts, for the stream.
+#[async_trait]
+pub trait Layouts: Send + Sync {
+    /// The layout now, with a coordinate read **after** it: a change of the table that lies
+    /// before the coordinate may or may not be in it, one behind it is not.
+    async fn current(&self, table: TableIdx) -> PortResult<(TableLayout, Position)>;
+
+    /// The layout stored with the checkpoint, if one is known to hold there.
+    async fn stored(&self, table: TableIdx) -> PortResult<Option<TableLayout>>;
 }

@@ -1,0 +1,5 @@
+//! to be written
+
+/// To be replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {}
