@@ -1,2 +1,3 @@
 //! placeholder
+mod config;
 fn main() {}
