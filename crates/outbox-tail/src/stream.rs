@@ -1,5 +1,5 @@
-//! to be written
+//! The replication stream: groups of the binlog as [`crate::group::StreamItem`]s.
 
-/// To be replaced.
-#[derive(Debug, thiserror::Error)]
-pub enum StreamError {}
+mod error;
+
+pub use error::{LostPosition, LostReason, StreamDisposition, StreamError};
