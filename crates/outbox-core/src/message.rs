@@ -1,9 +1,13 @@
 //! The message of one row, as contract: see `docs/guide.md`, "What consumers receive".
 
+mod parked;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+
+pub use parked::EnvelopeError;
 
 /// Longest AMQP short string (routing key, exchange, message id, type, header name), in bytes.
 pub const MAX_SHORT_STRING: usize = 255;

@@ -99,6 +99,31 @@ pub struct ColumnNames {
     pub updated_at: Option<String>,
 }
 
+impl ColumnNames {
+    /// The column configured for the role of that name, if there is one.
+    #[must_use]
+    pub fn by_role(&self, role: &str) -> Option<&str> {
+        match role {
+            "id" => Some(&self.id),
+            "message_id" => Some(&self.message_id),
+            "aggregate_type" => self.aggregate_type.as_deref(),
+            "aggregate_id" => Some(&self.aggregate_id),
+            "event_type" => Some(&self.event_type),
+            "payload" => Some(&self.payload),
+            "headers" => self.headers.as_deref(),
+            "status" => self.status.as_deref(),
+            "retry_count" => self.retry_count.as_deref(),
+            "next_retry_at" => self.next_retry_at.as_deref(),
+            "locked_by" => self.locked_by.as_deref(),
+            "locked_until" => self.locked_until.as_deref(),
+            "last_error" => self.last_error.as_deref(),
+            "created_at" => self.created_at.as_deref(),
+            "updated_at" => self.updated_at.as_deref(),
+            _ => None,
+        }
+    }
+}
+
 impl Default for ColumnNames {
     fn default() -> Self {
         let own = |s: &str| s.to_owned();
