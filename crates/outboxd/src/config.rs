@@ -1,6 +1,8 @@
 //! The configuration: a TOML file, overlaid by the environment, parsed into types that cannot be
 //! wrong, with every mistake reported at once.
 
+#[cfg(test)]
+mod docs;
 mod outbox;
 mod reader;
 mod sections;
