@@ -1,1 +1,27 @@
-//! placeholder
+//! Everything that outboxd writes to MySQL: the position, statuses and retries, claims, the
+//! lease, signals, its own tables.
+//!
+//! Every statement runs on a [`connect::Session`] of a [`connect::Db`]: READ COMMITTED, short lock
+//! waits, the outbox's own time zone. Every write of a leader is fenced by its [`lease::Epoch`].
+
+pub mod admin;
+pub mod backlog;
+pub mod cells;
+pub mod claims;
+pub mod connect;
+pub mod error;
+pub mod gap;
+pub mod layouts;
+pub mod lease;
+mod look;
+pub mod migrate;
+pub mod parked;
+pub mod pause;
+pub mod position;
+pub mod preflight;
+pub mod retention;
+pub mod settle;
+pub mod signal;
+pub mod sql;
+pub mod table;
+pub mod zone;
