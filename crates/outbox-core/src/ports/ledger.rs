@@ -142,6 +142,17 @@ pub trait Ledger: Send + Sync {
     /// is parked. In order; at most `limit` (the caller treats a full answer as "more").
     async fn holding(&self, table: TableIdx, limit: usize) -> PortResult<Vec<(Aggregate, RowId)>>;
 
+    /// What is left of these aggregates: their rows that are neither final nor (unless
+    /// `failed_blocks_aggregate`) failed, never-attempted ones included, but for never-attempted
+    /// rows that are delayed, which are outside the order; for tables without status columns,
+    /// what is parked. At most `limit` in all (the caller treats a full answer as "more").
+    async fn remaining(
+        &self,
+        table: TableIdx,
+        aggregates: &[Aggregate],
+        limit: usize,
+    ) -> PortResult<Vec<(Aggregate, RowId)>>;
+
     /// Reads whole rows by primary key, for those that the stream could not deliver itself.
     async fn read(&self, table: TableIdx, ids: &[RowId]) -> PortResult<Vec<OutboxRow>>;
 
