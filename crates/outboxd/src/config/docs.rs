@@ -36,8 +36,18 @@ const TAIL: &str = "
 /// The page for these keys.
 fn page(shown: &[Shown]) -> String {
     let mut out = HEAD.to_owned();
-    let mut section = "?";
+    // Keys of a section stand together, sections in the order in which they first appear.
+    let section_of = |k: &Shown| k.path.rsplit_once('.').map_or("", |(s, _)| s).to_owned();
+    let mut order: Vec<String> = Vec::new();
     for k in shown {
+        if !order.contains(&section_of(k)) {
+            order.push(section_of(k));
+        }
+    }
+    let mut sorted: Vec<&Shown> = shown.iter().collect();
+    sorted.sort_by_key(|k| order.iter().position(|s| *s == section_of(k)));
+    let mut section = "?";
+    for k in sorted {
         let (at, key) = k.path.rsplit_once('.').unwrap_or(("", &k.path));
         if at != section {
             section = at;
