@@ -152,6 +152,27 @@ impl Binder {
         })
     }
 
+    /// Identity and, where it is known too, aggregate of a row of which only some cells are known;
+    /// cells in the order of [`Binder::wanted`].
+    #[must_use]
+    pub fn identify(&self, cells: &[Option<Cell>]) -> Option<(RowId, Option<Aggregate>)> {
+        let cell = |i: usize| cells.get(i).and_then(Option::as_ref);
+        let id = self.id(cell(self.roles.id)?).ok()?;
+        let kind = match self.roles.aggregate_type {
+            None => Some(Arc::clone(&self.no_kind)),
+            Some(i) => cell(i).map(|c| match c {
+                Cell::Null => Arc::clone(&self.no_kind),
+                c => Arc::from(&*text(c)),
+            }),
+        };
+        let aggregate = kind.zip(cell(self.roles.aggregate_id)).map(|(kind, id)| Aggregate {
+            table: self.table,
+            kind,
+            id: Arc::from(&*text(id)),
+        });
+        Some((id, aggregate))
+    }
+
     fn id(&self, cell: &Cell) -> Result<RowId, BindError> {
         match cell {
             Cell::Int(n) => Ok(RowId::Int(*n)),
