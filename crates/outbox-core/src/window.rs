@@ -134,7 +134,8 @@ impl Window {
             presented: 0,
             layouts: Vec::new(),
         };
-        slot.layouts.extend(layouts.into_iter().map(|(t, l)| (group, t, l)));
+        slot.layouts
+            .extend(layouts.into_iter().map(|(t, l)| (group, t, l)));
         if slot.unsettled == 0 {
             self.melt(group, slot);
         } else {
