@@ -25,7 +25,7 @@ pub(super) async fn try_alone(
 ) {
     let mut link: Option<Link> = None;
     for item in suspects {
-        let at = match &link {
+        let at = match &mut link {
             Some(link) => link,
             None => match Link::open(config).await {
                 Ok(opened) => link.insert(opened),
@@ -57,7 +57,7 @@ enum Alone {
     Unknown,
 }
 
-async fn alone(config: &RabbitConfig, link: &Link, item: &Item) -> Alone {
+async fn alone(config: &RabbitConfig, link: &mut Link, item: &Item) -> Alone {
     let converted = match convert(&item.message, link.frame_max) {
         Ok(converted) => converted,
         Err(failure) => return Alone::Decided(PublishOutcome::Refused(failure)),
