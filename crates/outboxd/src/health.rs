@@ -34,12 +34,18 @@ pub struct Part {
 impl Part {
     /// A part that is well.
     pub fn good(detail: impl Into<String>) -> Self {
-        Self { ok: true, detail: detail.into() }
+        Self {
+            ok: true,
+            detail: detail.into(),
+        }
     }
 
     /// A part that is not.
     pub fn bad(detail: impl Into<String>) -> Self {
-        Self { ok: false, detail: detail.into() }
+        Self {
+            ok: false,
+            detail: detail.into(),
+        }
     }
 }
 
@@ -108,10 +114,35 @@ mod tests {
             ..Health::default()
         };
         assert!(up.ready());
-        assert!(!Health { gaps: 1, ..up.clone() }.ready());
-        assert!(!Health { rabbitmq: Part::bad("away"), ..up.clone() }.ready());
-        assert!(!Health { tail: Part::bad("away"), ..up.clone() }.ready());
-        assert!(Health { role: Role::Standby, tail: Part::bad(""), ..up }.ready());
+        assert!(
+            !Health {
+                gaps: 1,
+                ..up.clone()
+            }
+            .ready()
+        );
+        assert!(
+            !Health {
+                rabbitmq: Part::bad("away"),
+                ..up.clone()
+            }
+            .ready()
+        );
+        assert!(
+            !Health {
+                tail: Part::bad("away"),
+                ..up.clone()
+            }
+            .ready()
+        );
+        assert!(
+            Health {
+                role: Role::Standby,
+                tail: Part::bad(""),
+                ..up
+            }
+            .ready()
+        );
         assert!(!Health::default().ready());
     }
 }

@@ -8,7 +8,12 @@ use outbox_core::Status;
 
 /// Publishes outbox rows from MySQL to RabbitMQ, milliseconds after their commit.
 #[derive(Debug, Parser)]
-#[command(name = "outboxd", version, disable_help_subcommand = true, max_term_width = 100)]
+#[command(
+    name = "outboxd",
+    version,
+    disable_help_subcommand = true,
+    max_term_width = 100
+)]
 pub struct Cli {
     /// Configuration file [default: $OUTBOXD_CONFIG, else outboxd.toml]
     #[arg(long, global = true, value_name = "PATH")]
@@ -80,7 +85,10 @@ pub enum Command {
     /// Pending or failed rows to abandoned: final, never published
     Abandon {
         /// Primary keys
-        #[arg(required_unless_present = "aggregate_id", conflicts_with = "aggregate_id")]
+        #[arg(
+            required_unless_present = "aggregate_id",
+            conflicts_with = "aggregate_id"
+        )]
         ids: Vec<String>,
         /// Every pending or failed row of this aggregate
         #[arg(long)]

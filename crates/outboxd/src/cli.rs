@@ -1,0 +1,5 @@
+//! The commands.
+
+pub mod args;
+pub mod demo;
+pub mod output;
