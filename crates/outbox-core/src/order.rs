@@ -218,11 +218,11 @@ impl Lanes {
         self.lanes.entry(aggregate.clone()).or_default()
     }
 
-    /// Whether a row read now would not be published soon: its aggregate or table is held.
+    /// Whether a row would not be published now, as its aggregate or table is held.
     #[must_use]
-    pub fn is_held(&self, aggregate: &Aggregate) -> bool {
+    pub fn is_held(&self, seq: RowSeq, aggregate: &Aggregate) -> bool {
         !self.unordered(aggregate.table)
-            && (self.table_held(aggregate.table, RowSeq::MAX)
+            && (self.table_held(aggregate.table, seq)
                 || self.lanes.get(aggregate).is_some_and(|l| l.hold.is_some()))
     }
 

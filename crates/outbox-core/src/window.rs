@@ -265,10 +265,29 @@ impl Window {
         self.mark.as_ref()
     }
 
+    /// The end of the last group that was read: where a reconnect of the same process goes on.
+    #[must_use]
+    pub fn read_end(&self) -> Option<&Position> {
+        let last = self.groups.values().next_back().map(|slot| &slot.end);
+        last.or(self.mark.as_ref())
+    }
+
+    /// The number that the next row will get.
+    #[must_use]
+    pub fn next_row(&self) -> RowSeq {
+        self.next_row
+    }
+
     /// A number that grows whenever the low watermark moves.
     #[must_use]
     pub fn mark_number(&self) -> u64 {
         self.mark_group
+    }
+
+    /// Whether the low watermark has moved since a position was stored.
+    #[must_use]
+    pub fn checkpoint_due(&self) -> bool {
+        self.mark_group > self.stored_group
     }
 
     /// What may be stored together with the presented rows, if it is more than what was stored.

@@ -1,6 +1,6 @@
 //! The other side of holds: the poller takes, returns and finishes what was left to the table.
 
-use super::{Aggregate, Duration, HashSet, HeldRow, Kept, Lanes, Many, RowId, RowKey, TableIdx};
+use super::{Aggregate, Duration, HashSet, HeldRow, Kept, Lanes, Many, RowId, RowKey};
 use crate::ports::Recorded;
 
 /// Rows that the poller had and the tail has not read yet, remembered so that the tail looks at

@@ -133,10 +133,10 @@ fn row_that_will_be_retried_holds_its_aggregate_and_everything_behind_is_left() 
     assert!(l.left_behind(10, false).is_empty(), "told once");
     assert_eq!(l.left_behind(10, true), vec![a.clone()]);
     for n in 1..=3 {
-        assert!(l.is_held(&a));
+        assert!(l.is_held(RowSeq::MAX, &a));
         l.found(&a, &id(n), Found::Final, T0);
     }
-    assert!(!l.is_held(&a));
+    assert!(!l.is_held(RowSeq::MAX, &a));
     assert_eq!(read(&mut l, 5, "a"), Decision::Publish);
 }
 
@@ -257,7 +257,7 @@ fn hold_beyond_its_limit_is_read_again_and_forgets_nothing_meanwhile() {
     assert_eq!(ids, vec![id(3), id(4)]);
     l.remaining(&a, Some(Vec::new()));
     assert!(
-        l.is_held(&a),
+        l.is_held(RowSeq::MAX, &a),
         "an answer that nobody asked for changes nothing"
     );
 }
@@ -285,11 +285,11 @@ fn failed_row_stops_holding_unless_told_otherwise() {
         let (mut l, a) = (Lanes::new(LaneLimits::default(), [&spec]), aggregate("a"));
         read(&mut l, 1, "a");
         l.end(1, &id(1), &a, Ended::Failed);
-        assert_eq!(l.is_held(&a), blocks);
+        assert_eq!(l.is_held(RowSeq::MAX, &a), blocks);
         read(&mut l, 2, "b");
         l.end(2, &id(2), &aggregate("b"), Ended::Refused);
         l.recorded(&id(2), &aggregate("b"), Recorded::Failed);
-        assert_eq!(l.is_held(&aggregate("b")), blocks);
+        assert_eq!(l.is_held(RowSeq::MAX, &aggregate("b")), blocks);
     }
 }
 
@@ -300,7 +300,7 @@ fn row_that_the_poller_had_before_it_was_read_is_known_to_need_a_look() {
     l.poller_asks(&rows, |_| false, T0);
     l.poller_done(&rows, T0);
     l.found(&a, &id(7), Found::Final, T0);
-    assert!(!l.is_held(&a));
+    assert!(!l.is_held(RowSeq::MAX, &a));
     assert!(l.was_elsewhere(&rows[0].key));
     assert!(!l.was_elsewhere(&held(8, "a").key));
 }
@@ -311,9 +311,9 @@ fn invisible_row_counts_as_deleted_after_a_while() {
     l.hold_row(&a, id(1));
     l.found(&a, &id(1), Found::Absent, T0);
     l.found(&a, &id(1), Found::Absent, T0 + Duration::from_secs(29));
-    assert!(l.is_held(&a));
+    assert!(l.is_held(RowSeq::MAX, &a));
     l.found(&a, &id(1), Found::Absent, T0 + Duration::from_secs(30));
-    assert!(!l.is_held(&a));
+    assert!(!l.is_held(RowSeq::MAX, &a));
 }
 
 #[test]
