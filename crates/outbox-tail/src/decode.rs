@@ -8,6 +8,7 @@
 //! is allocated for a size that the input merely claims, and nothing is guessed. What cannot be
 //! decoded with certainty is an error, and the row is left to the table.
 
+mod agree;
 mod cell;
 mod charset;
 mod decimal;

@@ -97,7 +97,7 @@ impl TableMap {
         let metadata = r.lenenc_bytes()?;
         let nulls = r.take(count.div_ceil(8))?;
         let mut columns = columns(codes, metadata, nulls)?;
-        let primary_key = optional(&mut r, data, flavour, &mut columns)?;
+        let primary_key = optional(&mut r, data, &mut columns)?;
         Ok(Self {
             table_id,
             schema,
@@ -176,7 +176,6 @@ fn type_and_meta(code: u8, r: &mut Reader<'_>) -> Result<(u8, u16), Malformed> {
 fn optional(
     r: &mut Reader<'_>,
     data: &Bytes,
-    flavour: Flavour,
     columns: &mut [ColumnMap],
 ) -> Result<Option<Vec<usize>>, Malformed> {
     let mut primary_key = None;
@@ -184,7 +183,7 @@ fn optional(
         let kind = r.u8()?;
         let mut field = Reader::new(r.lenenc_bytes()?, WHAT);
         match kind {
-            1 => signedness(field.rest(), flavour, columns)?,
+            1 => signedness(field.rest(), columns)?,
             2 => default_charset(&mut field, columns, is_text)?,
             3 => column_charsets(&mut field, columns, is_text)?,
             4 => names(&mut field, columns)?,
@@ -224,7 +223,7 @@ const fn is_numeric(column: &ColumnMap) -> bool {
     use code::*;
     matches!(
         column.code,
-        TINY | SHORT | INT24 | LONG | LONGLONG | NEWDECIMAL | FLOAT | DOUBLE
+        TINY | SHORT | INT24 | LONG | LONGLONG | NEWDECIMAL | FLOAT | DOUBLE | YEAR
     )
 }
 
@@ -234,7 +233,7 @@ fn high_bit(map: &[u8], n: usize) -> Result<bool, Malformed> {
     Ok(byte & (0x80 >> (n % 8)) != 0)
 }
 
-fn signedness(map: &[u8], _: Flavour, columns: &mut [ColumnMap]) -> Result<(), Malformed> {
+fn signedness(map: &[u8], columns: &mut [ColumnMap]) -> Result<(), Malformed> {
     for (i, column) in columns.iter_mut().filter(|c| is_numeric(c)).enumerate() {
         column.unsigned = Some(high_bit(map, i)?);
     }

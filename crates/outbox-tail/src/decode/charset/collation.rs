@@ -1,0 +1,58 @@
+/// The character set of a collation, by the numbers that MySQL and MariaDB gave them.
+pub(super) fn charset(id: u16) -> Option<&'static str> {
+    // MariaDB: 1024 on are the NO PAD variants of the old ones, 2048 on are the UCA 14 ones, and
+    // 512 on are its own for Croatian and others.
+    match id {
+        1025..=1272 => return charset(id - 1024),
+        576..=578 | 2048..=2303 => return Some("utf8mb3"),
+        608..=610 | 2304..=2559 => return Some("utf8mb4"),
+        640..=642 | 2560..=2815 => return Some("ucs2"),
+        672..=674 | 2816..=3071 => return Some("utf16"),
+        736..=738 | 3072..=3327 => return Some("utf32"),
+        _ => {}
+    }
+    Some(match id {
+        1 | 84 => "big5",
+        2 | 9 | 21 | 27 | 77 => "latin2",
+        3 | 69 => "dec8",
+        4 | 80 => "cp850",
+        5 | 8 | 15 | 31 | 47..=49 | 94 => "latin1",
+        6 | 72 => "hp8",
+        7 | 74 => "koi8r",
+        10 | 82 => "swe7",
+        11 | 65 => "ascii",
+        12 | 91 => "ujis",
+        13 | 88 => "sjis",
+        14 | 23 | 50..=52 => "cp1251",
+        16 | 71 => "hebrew",
+        18 | 89 => "tis620",
+        19 | 85 => "euckr",
+        20 | 41 | 42 | 79 => "latin7",
+        22 | 75 => "koi8u",
+        24 | 86 => "gb2312",
+        25 | 70 => "greek",
+        26 | 34 | 44 | 66 | 99 => "cp1250",
+        28 | 87 => "gbk",
+        29 | 58 | 59 => "cp1257",
+        30 | 78 => "latin5",
+        32 | 64 => "armscii8",
+        33 | 76 | 83 | 192..=215 | 223 => "utf8mb3",
+        35 | 90 | 128..=151 | 159 => "ucs2",
+        36 | 68 => "cp866",
+        37 | 73 => "keybcs2",
+        38 | 43 => "macce",
+        39 | 53 => "macroman",
+        40 | 81 => "cp852",
+        45 | 46 | 224..=247 | 255..=323 => "utf8mb4",
+        54 | 55 | 101..=124 => "utf16",
+        56 | 62 => "utf16le",
+        57 | 67 => "cp1256",
+        60 | 61 | 160..=183 => "utf32",
+        63 => "binary",
+        92 | 93 => "geostd8",
+        95 | 96 => "cp932",
+        97 | 98 => "eucjpms",
+        248..=250 => "gb18030",
+        _ => return None,
+    })
+}
