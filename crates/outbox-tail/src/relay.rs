@@ -88,6 +88,8 @@ pub struct Relay {
     told_at: Instant,
     mark_told: u64,
     obeying: Option<u64>,
+    /// Why nothing more can be read, and until when what was read may take to be delivered.
+    ending: Option<(RelayError, Instant)>,
 }
 
 /// What the loop wakes up for.
@@ -144,6 +146,7 @@ impl Relay {
             told_at: now,
             mark_told: 0,
             obeying: None,
+            ending: None,
         };
         (relay, handle)
     }
@@ -219,9 +222,23 @@ impl Relay {
     async fn tail(&mut self, stop: &CancellationToken) -> Result<(), RelayError> {
         loop {
             self.turn();
+            let over = |(_, until): &mut (RelayError, Instant)| *until <= Instant::now();
+            if self.desk.window.unsettled() == 0 {
+                self.ending.take().map_or(Ok(()), |(error, _)| Err(error))?;
+            } else if let Some((error, _)) = self.ending.take_if(over) {
+                return Err(error);
+            }
             let event = self.next_event(stop).await;
-            if let Next::Stop = self.act(event)? {
-                return Ok(());
+            match self.act(event) {
+                Ok(Next::On) => {}
+                Ok(Next::Stop) => return Ok(()),
+                // What was read before it is delivered first.
+                Err(error) if error.is_of_the_stream() => {
+                    self.link.close(None);
+                    let until = Instant::now() + self.desk.config.drain_deadline;
+                    self.ending.get_or_insert((error, until));
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -269,6 +286,9 @@ impl Relay {
             tracing::info!("the window is full for long, closing the dump until there is room");
             self.link.close(None);
         }
+        if self.ending.is_some() {
+            return;
+        }
         if self.link.is_resting() && self.desk.window.half_empty() {
             self.link.reopen();
         }
@@ -290,7 +310,7 @@ impl Relay {
     async fn next_event(&mut self, stop: &CancellationToken) -> Event {
         let wake = self.wake_at();
         let needs_ready = self.desk.needs_ready();
-        let may_read = !self.desk.window.full();
+        let may_read = !self.desk.window.full() && self.ending.is_none();
         let publisher = Arc::clone(&self.desk.publisher);
         tokio::select! {
             biased;
@@ -316,10 +336,15 @@ impl Relay {
         let may_look = self.looking.is_none() && !desk.needs_ready();
         let look = match desk.to_look.is_empty() {
             false => self.look_after,
-            true => desk.absent.first().map(|(at, _)| self.look_after.map_or(*at, |l| l.max(*at))),
+            true => desk
+                .absent
+                .first()
+                .map(|(at, _)| self.look_after.map_or(*at, |l| l.max(*at))),
         };
         let check = (self.checking.is_none() && desk.lanes.any_held()).then_some(self.check_at);
-        let full = self.full_since.filter(|_| self.link.is_open());
+        let full = self
+            .full_since
+            .filter(|_| self.link.is_open() && self.ending.is_none());
         let deadline = desk.lanes.next_deadline().map(|d| desk.instant(d));
         let times = [
             flush,
@@ -328,8 +353,9 @@ impl Relay {
             check,
             full.map(|t| t + desk.config.full_for),
             deadline,
-            self.link.reopen_at(),
+            self.link.reopen_at().filter(|_| self.ending.is_none()),
             self.settled_at(),
+            self.ending.as_ref().map(|(_, until)| *until),
         ];
         times.into_iter().flatten().fold(self.tick_at, Instant::min)
     }

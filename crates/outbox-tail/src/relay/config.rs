@@ -56,11 +56,12 @@ pub enum RelayError {
     /// Another instance leads, or an operator moved the position: nothing more was written.
     #[error("the session is over")]
     Fenced(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The server no longer has what follows the position. What was in flight is settled.
+    /// The server no longer has what follows the position. What was read before is settled, as
+    /// far as the drain's deadline allowed.
     #[error("the position is lost: {0}")]
     LostPosition(Box<LostPosition>),
-    /// A group cannot be read. What was in flight before it is settled; the position stands
-    /// before it.
+    /// A group cannot be read. What was read before it is settled, as far as the drain's deadline
+    /// allowed; the position stands before it.
     #[error("a group of the binlog cannot be read")]
     Undecodable(#[source] StreamError),
     /// The stream needs an operator first.
@@ -78,4 +79,17 @@ pub enum RelayError {
         /// Why they were passed over.
         why: Deferral,
     },
+}
+
+impl RelayError {
+    /// Whether only the reading is over, while what was read can still be delivered.
+    pub(super) fn is_of_the_stream(&self) -> bool {
+        match self {
+            Self::Fenced(_) | Self::Ledger(_) => false,
+            Self::LostPosition(_)
+            | Self::Undecodable(_)
+            | Self::Stream(_)
+            | Self::NothingToLeaveTo { .. } => true,
+        }
+    }
 }

@@ -99,7 +99,9 @@ pub(super) struct DbRow {
 enum Entry {
     Rows(Vec<(u64, Aggregate)>, i64),
     Deferred(Vec<Deferred>, i64),
-    Noise { own_only: bool },
+    Noise {
+        own_only: bool,
+    },
     Signal,
     /// Rows as given.
     Raw(Vec<OutboxRow>, i64),
@@ -208,7 +210,11 @@ impl World {
 
     pub(super) fn defer(&self, row: Option<(u64, Option<&str>)>, why: Deferral) {
         let row = row.map(|(n, a)| (RowId::UInt(n), a.map(aggregate)));
-        let deferred = Deferred { table: TABLE, row, why };
+        let deferred = Deferred {
+            table: TABLE,
+            row,
+            why,
+        };
         let now = self.clock();
         self.push(Entry::Deferred(vec![deferred], now));
     }
@@ -269,7 +275,9 @@ impl World {
             if delivered {
                 broker.arrived.push(n);
             }
-            broker.answers.push_back((ticket, PublishOutcome::Unconfirmed));
+            broker
+                .answers
+                .push_back((ticket, PublishOutcome::Unconfirmed));
         }
         drop(broker);
         self.answered.notify_waiters();
@@ -493,7 +501,10 @@ impl Ledger for World {
         let holds = db.rows.iter().filter(|(_, r)| {
             r.parked || r.claimed || (r.status == Status::Pending && r.retry_count > 0)
         });
-        Ok(holds.take(limit).map(|(n, r)| (r.aggregate.clone(), RowId::UInt(*n))).collect())
+        Ok(holds
+            .take(limit)
+            .map(|(n, r)| (r.aggregate.clone(), RowId::UInt(*n)))
+            .collect())
     }
 
     async fn remaining(
@@ -508,7 +519,10 @@ impl Ledger for World {
             aggregates.contains(&r.aggregate)
                 && (r.parked || (tracked && r.visible && r.status == Status::Pending))
         });
-        Ok(left.take(limit).map(|(n, r)| (r.aggregate.clone(), RowId::UInt(*n))).collect())
+        Ok(left
+            .take(limit)
+            .map(|(n, r)| (r.aggregate.clone(), RowId::UInt(*n)))
+            .collect())
     }
 
     async fn read(&self, _: TableIdx, _: &[RowId]) -> PortResult<Vec<OutboxRow>> {
@@ -540,7 +554,11 @@ impl Db {
                 row.parked = true;
                 Recorded::WillRetry
             }
-            Verdict::Failed { failure, retry_count, message } => {
+            Verdict::Failed {
+                failure,
+                retry_count,
+                message,
+            } => {
                 assert_eq!(row.retry_count, *retry_count, "compare and set");
                 row.failure = Some(failure.clone());
                 if failure.class == FailureClass::Retryable && retries {
@@ -564,7 +582,9 @@ impl Db {
                 continue;
             };
             for (n, aggregate) in rows {
-                let row = &self.rows[n];
+                let Some(row) = self.rows.get(n) else {
+                    continue;
+                };
                 let settled = row.status != Status::Pending || row.parked || !row.visible;
                 let left = row.claimed || self.ever_held.contains(aggregate);
                 assert!(settled || left, "position {pos} passes row {n}");
@@ -602,10 +622,15 @@ impl Publisher for World {
         for (ticket, message) in messages {
             let n: u64 = message.message_id.parse().unwrap();
             if broker.down || generation.0 != broker.generation {
-                broker.answers.push_back((ticket, PublishOutcome::Unconfirmed));
+                broker
+                    .answers
+                    .push_back((ticket, PublishOutcome::Unconfirmed));
                 continue;
             }
-            assert!(!broker.confirmed.contains(&n), "row {n} went out again after its confirm");
+            assert!(
+                !broker.confirmed.contains(&n),
+                "row {n} went out again after its confirm"
+            );
             broker.handed.push(n);
             broker.outstanding.push((ticket, n));
         }
