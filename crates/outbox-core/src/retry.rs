@@ -44,3 +44,42 @@ impl RetryPolicy {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_default_schedule_is_the_documented_one() {
+        let policy = RetryPolicy::default();
+        let seconds: Vec<_> = (0..7)
+            .map(|n| policy.next(n).map(|d| d.as_secs()))
+            .collect();
+        let documented = [30, 60, 120, 240, 480].map(Some);
+        assert_eq!(seconds[..5], documented);
+        assert_eq!(seconds[5..], [None, None]);
+    }
+
+    proptest! {
+        #[test]
+        fn delays_never_shrink_and_never_pass_the_cap(
+            base in 0_u64..10_000,
+            factor in 1.0_f64..1e6,
+            cap in 0_u64..100_000,
+            max_retries in 0_u32..200,
+            count in any::<u32>(),
+        ) {
+            let (base, cap) = (Duration::from_millis(base), Duration::from_millis(cap));
+            let policy = RetryPolicy { base, factor, cap, max_retries };
+            prop_assert_eq!(policy.next(count).is_some(), count < max_retries);
+            let delays: Vec<_> = (0..max_retries).map(|n| policy.next(n).unwrap()).collect();
+            prop_assert!(delays.is_sorted());
+            prop_assert!(delays.iter().all(|d| *d <= cap));
+            prop_assert_eq!(delays.first().copied(), (max_retries > 0).then(|| base.min(cap)));
+        }
+    }
+}

@@ -79,10 +79,15 @@ impl StatusValues {
             .iter()
             .filter(|v| matches!(v, StatusValue::Number(_)))
             .count();
+        let same = |a: &StatusValue, b: &StatusValue| match (a, b) {
+            // As a column with a default collation compares them.
+            (StatusValue::Text(a), StatusValue::Text(b)) => a.eq_ignore_ascii_case(b),
+            _ => a == b,
+        };
         let distinct = values
             .iter()
             .enumerate()
-            .all(|(i, v)| !values[..i].contains(v));
+            .all(|(i, v)| !values[..i].iter().any(|w| same(v, w)));
         (distinct && (numbers == 0 || numbers == values.len())).then_some(Self(values))
     }
 
@@ -108,5 +113,59 @@ impl StatusValues {
             StatusValue::Text(t) => t.eq_ignore_ascii_case(text),
             StatusValue::Number(n) => text.parse() == Ok(*n),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn value() -> impl Strategy<Value = StatusValue> {
+        prop_oneof![
+            (-3_i64..5).prop_map(StatusValue::Number),
+            "[a-d]".prop_map(StatusValue::Text),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn five_values_are_taken_only_if_each_means_one_status(
+            values in [value(), value(), value(), value(), value()],
+        ) {
+            let numbers = values.iter().all(|v| matches!(v, StatusValue::Number(_)));
+            let texts = values.iter().all(|v| matches!(v, StatusValue::Text(_)));
+            let distinct = values.iter().collect::<std::collections::HashSet<_>>().len() == 5;
+            let taken = StatusValues::new(values);
+            prop_assert_eq!(taken.is_some(), distinct && (numbers || texts));
+            for status in Status::ALL {
+                let Some(values) = &taken else { break };
+                let back = match values.value(status) {
+                    StatusValue::Number(n) => {
+                        prop_assert_eq!(values.from_text(&n.to_string()), Some(status));
+                        values.from_number(*n)
+                    }
+                    StatusValue::Text(t) => values.from_text(t),
+                };
+                prop_assert_eq!(back, Some(status));
+            }
+        }
+    }
+
+    #[test]
+    fn texts_that_a_collation_holds_equal_are_one_value() {
+        let texts = ["new", "NEW", "c", "d", "e"].map(|t| StatusValue::Text(t.into()));
+        assert_eq!(StatusValues::new(texts), None);
+    }
+
+    #[test]
+    fn names_come_back() {
+        for status in Status::ALL {
+            assert_eq!(Status::from_name(status.name()), Some(status));
+        }
+        assert_eq!(Status::from_name("done"), None);
     }
 }

@@ -114,3 +114,60 @@ impl fmt::Display for Template {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn render(text: &str) -> Result<String, String> {
+        let template = Template::parse(text).unwrap();
+        let value = |name: &str, out: &mut String| {
+            out.push_str(&name.to_uppercase());
+            name != "null"
+        };
+        template.render(value).map_err(str::to_owned)
+    }
+
+    #[test]
+    fn placeholders_and_doubled_braces_are_rendered() {
+        for (text, rendered) in [
+            ("", ""),
+            ("orders", "orders"),
+            ("{a}.{ b }", "A.B"),
+            ("{{{a}}}", "{A}"),
+            ("{{a}}", "{a}"),
+        ] {
+            assert_eq!(render(text).unwrap(), rendered, "{text}");
+        }
+        assert_eq!(render("{a}{null}{b}"), Err("null".to_owned()));
+    }
+
+    #[test]
+    fn a_broken_template_says_where() {
+        for (text, error) in [
+            ("a{b", TemplateError::Unclosed(1)),
+            ("{a{b}", TemplateError::Unclosed(0)),
+            ("a}b", TemplateError::Unopened(1)),
+            ("a{ }", TemplateError::NoName(1)),
+        ] {
+            assert_eq!(Template::parse(text), Err(error), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_template_reads_back_as_it_prints(text in "[{}a b.é]{0,20}") {
+            if let Ok(template) = Template::parse(&text) {
+                prop_assert_eq!(Template::parse(&template.to_string()), Ok(template.clone()));
+                prop_assert_eq!(template.as_static().is_some(), template.columns().next().is_none());
+                if let Some(plain) = template.as_static() {
+                    prop_assert_eq!(render(&text).unwrap(), plain);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,20 @@
+CREATE TABLE IF NOT EXISTS outbox (
+  id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
+  aggregate_type VARCHAR(64) NOT NULL DEFAULT '',
+  aggregate_id VARCHAR(64) NOT NULL,
+  event_type VARCHAR(128) NOT NULL,
+  payload JSON NOT NULL,
+  headers JSON NULL,
+  status TINYINT NOT NULL DEFAULT 0 COMMENT '0 pending, 1 sent, 2 failed, 3 processing, 4 abandoned',
+  retry_count INT NOT NULL DEFAULT 0,
+  next_retry_at DATETIME(6) NULL,
+  locked_by VARCHAR(64) NULL,
+  locked_until DATETIME(6) NULL,
+  last_error VARCHAR(1024) NULL,
+  created_at DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+  updated_at DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6),
+  PRIMARY KEY (id),
+  KEY outbox_due (status, next_retry_at, id),
+  KEY outbox_aggregate (aggregate_type, aggregate_id, status, id),
+  KEY outbox_settled (status, updated_at)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4
