@@ -228,15 +228,31 @@ fn uuid(bytes: [u8; 16]) -> String {
         .join("-")
 }
 
-/// MariaDB prints addresses whose first six groups are zero, and the mapped ones, with a dotted
-/// tail, as the C library does.
+/// As MariaDB prints it: the first of the longest runs of zero groups becomes `::`, even if it is
+/// a single group, and addresses that hold an IPv4 address end in one.
 fn inet6(bytes: [u8; 16]) -> String {
-    let [.., e, f, a, b, c, d] = bytes;
-    let zeros = bytes[..10].iter().all(|b| *b == 0);
-    if zeros && e == 0 && f == 0 && (a != 0 || b != 0) {
-        return format!("::{}", Ipv4Addr::new(a, b, c, d));
+    let groups = Ipv6Addr::from(bytes).segments();
+    let mut gap = 0..0;
+    let mut start = 0;
+    for (i, group) in groups.iter().enumerate() {
+        if *group != 0 {
+            start = i + 1;
+        } else if i + 1 - start > gap.len() {
+            gap = start..i + 1;
+        }
     }
-    Ipv6Addr::from(bytes).to_string()
+    let hex = |groups: &[u16]| {
+        let groups: Vec<String> = groups.iter().map(|g| format!("{g:x}")).collect();
+        groups.join(":")
+    };
+    let [.., a, b, c, d] = bytes;
+    let tail = Ipv4Addr::new(a, b, c, d);
+    match gap {
+        gap if gap == (0..6) => format!("::{tail}"),
+        gap if gap == (0..5) && groups[5] == 0xffff => format!("::ffff:{tail}"),
+        gap if gap.is_empty() => hex(&groups),
+        gap => format!("{}::{}", hex(&groups[..gap.start]), hex(&groups[gap.end..])),
+    }
 }
 
 /// The member of that number; 0 is the empty string that stands for an invalid value.

@@ -97,7 +97,7 @@ impl TableMap {
         let metadata = r.lenenc_bytes()?;
         let nulls = r.take(count.div_ceil(8))?;
         let mut columns = columns(codes, metadata, nulls)?;
-        let primary_key = optional(&mut r, data, &mut columns)?;
+        let primary_key = optional(&mut r, data, flavour, &mut columns)?;
         Ok(Self {
             table_id,
             schema,
@@ -176,6 +176,7 @@ fn type_and_meta(code: u8, r: &mut Reader<'_>) -> Result<(u8, u16), Malformed> {
 fn optional(
     r: &mut Reader<'_>,
     data: &Bytes,
+    flavour: Flavour,
     columns: &mut [ColumnMap],
 ) -> Result<Option<Vec<usize>>, Malformed> {
     let mut primary_key = None;
@@ -184,8 +185,8 @@ fn optional(
         let mut field = Reader::new(r.lenenc_bytes()?, WHAT);
         match kind {
             1 => signedness(field.rest(), columns)?,
-            2 => default_charset(&mut field, columns, is_text)?,
-            3 => column_charsets(&mut field, columns, is_text)?,
+            2 => default_charset(&mut field, columns, |c| is_text(c, flavour))?,
+            3 => column_charsets(&mut field, columns, |c| is_text(c, flavour))?,
             4 => names(&mut field, columns)?,
             5 => members(&mut field, data, columns, code::SET)?,
             6 => members(&mut field, data, columns, code::ENUM)?,
@@ -203,16 +204,15 @@ fn optional(
     Ok(primary_key)
 }
 
-const fn is_text(column: &ColumnMap) -> bool {
-    matches!(
-        column.code,
-        code::STRING
-            | code::VAR_STRING
-            | code::VARCHAR
-            | code::BLOB
-            | code::BLOB_COMPRESSED
-            | code::VARCHAR_COMPRESSED
-    )
+/// Columns that the lists of character sets count. Each server counts one binary type more.
+fn is_text(column: &ColumnMap, flavour: Flavour) -> bool {
+    use code::*;
+    match column.code {
+        STRING | VAR_STRING | VARCHAR | BLOB | BLOB_COMPRESSED | VARCHAR_COMPRESSED => true,
+        VECTOR => flavour == Flavour::Mysql,
+        GEOMETRY => flavour == Flavour::Mariadb,
+        _ => false,
+    }
 }
 
 const fn is_member(column: &ColumnMap) -> bool {
@@ -247,7 +247,7 @@ fn collation(r: &mut Reader<'_>) -> Result<u16, Malformed> {
 fn default_charset(
     r: &mut Reader<'_>,
     columns: &mut [ColumnMap],
-    of: fn(&ColumnMap) -> bool,
+    of: impl Fn(&ColumnMap) -> bool,
 ) -> Result<(), Malformed> {
     let default = collation(r)?;
     for column in columns.iter_mut().filter(|c| of(c)) {
@@ -267,7 +267,7 @@ fn default_charset(
 fn column_charsets(
     r: &mut Reader<'_>,
     columns: &mut [ColumnMap],
-    of: fn(&ColumnMap) -> bool,
+    of: impl Fn(&ColumnMap) -> bool,
 ) -> Result<(), Malformed> {
     for column in columns.iter_mut().filter(|c| of(c)) {
         column.collation = Some(collation(r)?);
