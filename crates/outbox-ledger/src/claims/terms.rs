@@ -1,0 +1,471 @@
+//! What the poller's statements about one table are made of: conditions in the table's own
+//! columns, and the indexes that they are read by.
+//!
+//! The indexes are named in the statements. The optimizer would choose them too, but by
+//! statistics that an outbox makes stale within seconds: one day it reads a million sent rows in
+//! key order to find the hundred that are pending.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use outbox_core::retry::RetryPolicy;
+use outbox_core::row::{Aggregate, RowId};
+use outbox_core::spec::Ordering;
+use outbox_core::status::{Status, StatusValue};
+use sqlx::{MySqlConnection, Row};
+
+use crate::error::DbResult;
+use crate::layouts::text;
+use crate::parked::{micros, unprint_binary};
+use crate::sql;
+use crate::table::OutboxTable;
+
+/// Conditions on the rows of one table, seen through an alias.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) table: Arc<OutboxTable>,
+    /// `FORCE INDEX (…)` for rows of one status, or nothing.
+    pub(crate) by_status: String,
+    /// The same for rows of one aggregate; `None` where no index leads to them.
+    pub(crate) by_aggregate: Option<String>,
+    /// The same for sent rows by `updated_at`.
+    pub(crate) by_settled: Option<String>,
+    /// Delay that the policy gave a row without `next_retry_at`, as SQL with `{rc}` in it.
+    backoff: String,
+}
+
+/// An index: its name and columns in order.
+pub(crate) struct Index {
+    pub(crate) name: String,
+    pub(crate) columns: Vec<String>,
+}
+
+impl Index {
+    /// Whether these columns lead it, in this order.
+    pub(crate) fn leads(&self, columns: &[&str]) -> bool {
+        self.columns.len() >= columns.len()
+            && columns
+                .iter()
+                .zip(&self.columns)
+                .all(|(want, has)| want.eq_ignore_ascii_case(has))
+    }
+}
+
+/// The indexes that statements may name: B-trees over whole columns, visible to the optimizer.
+pub(crate) async fn indexes(
+    conn: &mut MySqlConnection,
+    schema: &str,
+    table: &str,
+) -> DbResult<Vec<Index>> {
+    // Every column, since MySQL's IS_VISIBLE and MariaDB's IGNORED do not exist in the other.
+    let rows = sqlx::query(
+        "SELECT s.* FROM information_schema.STATISTICS s \
+         WHERE s.TABLE_SCHEMA = ? AND s.TABLE_NAME = ? ORDER BY s.INDEX_NAME, s.SEQ_IN_INDEX",
+    )
+    .bind(schema)
+    .bind(table)
+    .fetch_all(conn)
+    .await?;
+    let mut found: Vec<(Index, bool)> = Vec::new();
+    for row in &rows {
+        let at = |column: &str| -> DbResult<String> {
+            let place = row.columns_position(column);
+            place.map_or(Ok(String::new()), |i| text(row, i))
+        };
+        let (name, column) = (at("INDEX_NAME")?, at("COLUMN_NAME")?);
+        let usable = at("INDEX_TYPE")? == "BTREE"
+            && at("IS_VISIBLE")? != "NO"
+            && at("IGNORED")? != "YES"
+            && at("SUB_PART")?.is_empty()
+            && !column.is_empty();
+        match found.last_mut() {
+            Some((index, all)) if index.name == name => {
+                // What follows an unusable part is of no use either.
+                if usable && *all {
+                    index.columns.push(column);
+                }
+                *all &= usable;
+            }
+            _ => found.push((
+                Index {
+                    name,
+                    columns: if usable { vec![column] } else { Vec::new() },
+                },
+                usable,
+            )),
+        }
+    }
+    Ok(found.into_iter().map(|(index, _)| index).collect())
+}
+
+trait Positions {
+    fn columns_position(&self, name: &str) -> Option<usize>;
+}
+
+impl Positions for sqlx::mysql::MySqlRow {
+    fn columns_position(&self, name: &str) -> Option<usize> {
+        use sqlx::Column;
+        let mut columns = self.columns().iter();
+        columns.position(|c| c.name().eq_ignore_ascii_case(name))
+    }
+}
+
+/// The best index for rows of one status, in the order of preference of [`Terms`].
+pub(crate) fn status_index<'a>(table: &OutboxTable, indexes: &'a [Index]) -> Option<&'a Index> {
+    let columns = &table.spec.columns;
+    let status = columns.status.as_deref()?;
+    let find = |next: Option<&str>| {
+        next.and_then(|next| indexes.iter().find(|i| i.leads(&[status, next])))
+    };
+    let then = if by_created(table).is_some() {
+        &columns.created_at
+    } else {
+        &columns.next_retry_at
+    };
+    find(then.as_deref())
+        .or_else(|| find(columns.next_retry_at.as_deref()))
+        .or_else(|| find(columns.created_at.as_deref()))
+        .or_else(|| indexes.iter().find(|i| i.leads(&[status])))
+}
+
+/// The best index for the rows of one aggregate.
+pub(crate) fn aggregate_index<'a>(table: &OutboxTable, indexes: &'a [Index]) -> Option<&'a Index> {
+    let columns = &table.spec.columns;
+    let id = columns.aggregate_id.as_str();
+    let status = columns.status.as_deref().unwrap_or_default();
+    let key: Vec<Vec<&str>> = match columns.aggregate_type.as_deref() {
+        Some(kind) => vec![
+            vec![kind, id, status],
+            vec![id, kind, status],
+            vec![kind, id],
+            vec![id, kind],
+            vec![id],
+        ],
+        None => vec![vec![id, status], vec![id]],
+    };
+    key.iter()
+        .find_map(|columns| indexes.iter().find(|i| i.leads(columns)))
+}
+
+/// `created_at`, where the delivery order begins with it: ids that are no integers say nothing
+/// about the order of their rows.
+pub(crate) fn by_created(table: &OutboxTable) -> Option<&str> {
+    let id = table.layout.column(&table.spec.columns.id);
+    let integer = id.is_some_and(|c| c.data_type.ends_with("int"));
+    table
+        .spec
+        .columns
+        .created_at
+        .as_deref()
+        .filter(|_| !integer)
+}
+
+fn force(index: &Index) -> String {
+    format!("FORCE INDEX ({})", sql::quote(&index.name))
+}
+
+impl Terms {
+    pub(crate) async fn new(
+        conn: &mut MySqlConnection,
+        table: Arc<OutboxTable>,
+        retry: &RetryPolicy,
+    ) -> DbResult<Self> {
+        let indexes = indexes(conn, &table.spec.schema, &table.spec.table).await?;
+        let columns = &table.spec.columns;
+        let settled = match (&columns.status, &columns.updated_at) {
+            (Some(status), Some(updated)) => indexes.iter().find(|i| i.leads(&[status, updated])),
+            _ => None,
+        };
+        Ok(Self {
+            by_status: status_index(&table, &indexes).map_or_else(String::new, force),
+            by_aggregate: aggregate_index(&table, &indexes).map(force),
+            by_settled: settled.map(force),
+            backoff: backoff(retry),
+            table,
+        })
+    }
+
+    /// The same statements without named indexes: one of them was dropped.
+    pub(crate) fn without_indexes(mut self) -> Self {
+        self.by_status = String::new();
+        self.by_aggregate = None;
+        self.by_settled = None;
+        self
+    }
+
+    /// `alias.column` of a column that is there.
+    fn at(alias: &str, column: Option<&str>) -> Option<String> {
+        column.map(|c| format!("{alias}.{}", sql::quote(c)))
+    }
+
+    pub(crate) fn id(&self, a: &str) -> String {
+        format!("{a}.{}", self.table.id)
+    }
+
+    pub(crate) fn next_retry_at(&self, a: &str) -> Option<String> {
+        Self::at(a, self.table.spec.columns.next_retry_at.as_deref())
+    }
+
+    pub(crate) fn created_at(&self, a: &str) -> Option<String> {
+        Self::at(a, self.table.spec.columns.created_at.as_deref())
+    }
+
+    pub(crate) fn updated_at(&self, a: &str) -> Option<String> {
+        Self::at(a, self.table.spec.columns.updated_at.as_deref())
+    }
+
+    pub(crate) fn retry_count(&self, a: &str) -> String {
+        let column = self.table.spec.columns.retry_count.as_deref();
+        Self::at(a, column).unwrap_or_else(|| "0".to_owned())
+    }
+
+    /// `locked_by` and `locked_until`; a claim needs both.
+    pub(crate) fn locks(&self) -> Option<(&str, &str)> {
+        let columns = &self.table.spec.columns;
+        columns
+            .locked_by
+            .as_deref()
+            .zip(columns.locked_until.as_deref())
+    }
+
+    fn locked_until(&self, a: &str) -> Option<String> {
+        Self::at(a, self.locks().map(|(_, until)| until))
+    }
+
+    /// `alias.status` is this one.
+    pub(crate) fn is(&self, a: &str, status: Status) -> String {
+        let column = self.table.spec.columns.status.as_deref();
+        match Self::at(a, column) {
+            Some(column) => format!("{column} = {}", self.status(status)),
+            None => "FALSE".to_owned(),
+        }
+    }
+
+    /// A status as a literal. Configuration, not data; and constant, so that one statement can
+    /// hold it many times.
+    pub(crate) fn status(&self, status: Status) -> String {
+        match self.table.spec.status_values.value(status) {
+            StatusValue::Number(n) => n.to_string(),
+            StatusValue::Text(s) => {
+                format!("'{}'", s.replace('\\', "\\\\").replace('\'', "''"))
+            }
+        }
+    }
+
+    /// Statuses that hold an aggregate.
+    pub(crate) fn unsettled(&self) -> Vec<Status> {
+        let mut statuses = vec![Status::Pending, Status::Processing];
+        if self.table.spec.failed_blocks_aggregate {
+            statuses.push(Status::Failed);
+        }
+        statuses
+    }
+
+    /// Its time has come.
+    pub(crate) fn due(&self, a: &str) -> String {
+        if let Some(at) = self.next_retry_at(a) {
+            return format!("({at} IS NULL OR {at} <= NOW(6))");
+        }
+        let Some(since) = self.updated_at(a).or_else(|| self.created_at(a)) else {
+            return "TRUE".to_owned();
+        };
+        let count = self.retry_count(a);
+        let backoff = self.backoff.replace("{rc}", &count);
+        format!("({count} = 0 OR {since} + INTERVAL ({backoff}) MICROSECOND <= NOW(6))")
+    }
+
+    /// Nobody's claim is on it. A relay of the application's own may claim pending rows.
+    pub(crate) fn free(&self, a: &str) -> String {
+        match self.locked_until(a) {
+            Some(until) => format!("({until} IS NULL OR {until} < NOW(6))"),
+            None => "TRUE".to_owned(),
+        }
+    }
+
+    /// Claimed once, and not any more. A claim without an end is the patrol's.
+    pub(crate) fn expired(&self, a: &str) -> String {
+        match self.locked_until(a) {
+            Some(until) => format!(
+                "({} AND {until} < NOW(6))",
+                self.is(a, Status::Processing)
+            ),
+            None => "FALSE".to_owned(),
+        }
+    }
+
+    /// It may be claimed now.
+    pub(crate) fn ready(&self, a: &str) -> String {
+        format!(
+            "(({} AND {} AND {}) OR {})",
+            self.is(a, Status::Pending),
+            self.due(a),
+            self.free(a),
+            self.expired(a)
+        )
+    }
+
+    /// Never attempted and delayed: outside the order until its time.
+    pub(crate) fn delayed(&self, a: &str) -> String {
+        match self.next_retry_at(a) {
+            Some(at) => format!(
+                "({} AND {} = 0 AND {at} IS NOT NULL AND {at} > NOW(6))",
+                self.is(a, Status::Pending),
+                self.retry_count(a)
+            ),
+            None => "FALSE".to_owned(),
+        }
+    }
+
+    /// Comes before `b` in the delivery order.
+    fn before(&self, a: &str, b: &str) -> String {
+        let (ai, bi) = (self.id(a), self.id(b));
+        match by_created(&self.table) {
+            Some(column) => {
+                let column = sql::quote(column);
+                let (at, bt) = (format!("{a}.{column}"), format!("{b}.{column}"));
+                format!("({at} < {bt} OR ({at} = {bt} AND {ai} < {bi}))")
+            }
+            None => format!("{ai} < {bi}"),
+        }
+    }
+
+    /// The delivery order.
+    pub(crate) fn order(&self, a: &str) -> String {
+        match by_created(&self.table) {
+            Some(column) => format!("{a}.{}, {}", sql::quote(column), self.id(a)),
+            None => self.id(a),
+        }
+    }
+
+    /// No earlier row of its aggregate waits for its time or for a claim's end. Rows behind one
+    /// that does would fill page after page and starve the others. Only where an index makes
+    /// that cheap. A scalar subquery, which is never turned into a join over the whole table.
+    pub(crate) fn unblocked(&self, a: &str) -> String {
+        let spec = &self.table.spec;
+        let Some(index) = &self.by_aggregate else {
+            return "TRUE".to_owned();
+        };
+        if spec.ordering == Ordering::None {
+            return "TRUE".to_owned();
+        }
+        let same = |column: &str| {
+            let c = sql::quote(column);
+            format!("e.{c} <=> {a}.{c}")
+        };
+        let mut key = same(&spec.columns.aggregate_id);
+        if let Some(kind) = &spec.columns.aggregate_type {
+            key = format!("{} AND {key}", same(kind));
+        }
+        format!(
+            "(SELECT 1 FROM {} e {index} WHERE {key} AND {} AND {} AND NOT {} AND NOT {} \
+             LIMIT 1) IS NULL",
+            self.table.name,
+            self.is_one_of("e", &self.unsettled()),
+            self.before("e", a),
+            self.ready("e"),
+            self.delayed("e"),
+        )
+    }
+
+    pub(crate) fn is_one_of(&self, a: &str, statuses: &[Status]) -> String {
+        let column = self.table.spec.columns.status.as_deref();
+        let values: Vec<_> = statuses.iter().map(|s| self.status(*s)).collect();
+        match Self::at(a, column) {
+            Some(column) => format!("{column} IN ({})", values.join(", ")),
+            None => "FALSE".to_owned(),
+        }
+    }
+
+    /// The condition that a row belongs to an aggregate, and what to bind for it; `None` for one
+    /// that no row of the table can belong to.
+    pub(crate) fn of_aggregate(
+        &self,
+        a: &str,
+        aggregate: &Aggregate,
+    ) -> Option<(String, Vec<RowId>)> {
+        let columns = &self.table.spec.columns;
+        let mut values = Vec::with_capacity(2);
+        let mut conditions = Vec::with_capacity(2);
+        let kind = columns.aggregate_type.as_deref();
+        let parts = kind.map(|c| (c, &*aggregate.kind));
+        for (column, value) in parts.into_iter().chain([(&*columns.aggregate_id, &*aggregate.id)]) {
+            let nullable = self.table.layout.column(column)?.nullable;
+            let name = format!("{a}.{}", sql::quote(column));
+            match (parse_as(&self.table, column, value), value.is_empty()) {
+                (Some(v), true) if nullable => {
+                    conditions.push(format!("({name} = ? OR {name} IS NULL)"));
+                    values.push(v);
+                }
+                (Some(v), _) => {
+                    conditions.push(format!("{name} = ?"));
+                    values.push(v);
+                }
+                // No integer prints as nothing: it was NULL.
+                (None, true) if nullable => conditions.push(format!("{name} IS NULL")),
+                (None, _) => return None,
+            }
+        }
+        Some((conditions.join(" AND "), values))
+    }
+}
+
+/// The value of a column that prints like this, of the kind to compare that column with.
+pub(crate) fn parse_as(table: &OutboxTable, column: &str, printed: &str) -> Option<RowId> {
+    let column = table.layout.column(column)?;
+    match column.data_type.as_str() {
+        "tinyint" | "smallint" | "mediumint" | "int" | "bigint" if column.unsigned => {
+            printed.parse().ok().map(RowId::UInt)
+        }
+        "tinyint" | "smallint" | "mediumint" | "int" | "bigint" => {
+            printed.parse().ok().map(RowId::Int)
+        }
+        "binary" | "varbinary" | "tinyblob" | "blob" | "mediumblob" | "longblob" => {
+            unprint_binary(printed).map(|b| RowId::Binary(b.into()))
+        }
+        _ => Some(RowId::Text(printed.into())),
+    }
+}
+
+/// The delay after the n-th retry was spent, in microseconds, for n = `{rc}`.
+fn backoff(retry: &RetryPolicy) -> String {
+    let mut delays: Vec<i64> = Vec::new();
+    // Delays grow until the cap: what repeats, repeats for ever. The bound is for a factor of 1.
+    for spent in 0..retry.max_retries.min(64) {
+        let delay = retry.next(spent).map_or(0, micros);
+        if delays.last() == Some(&delay) {
+            break;
+        }
+        delays.push(delay);
+    }
+    let last = delays.last().copied().unwrap_or_else(|| micros(Duration::ZERO));
+    let mut text = String::from("CASE {rc}");
+    for (n, delay) in delays.iter().enumerate() {
+        text.push_str(&format!(" WHEN {} THEN {delay}", n + 1));
+    }
+    text.push_str(&format!(" ELSE {last} END"));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backoff_without_a_due_column_is_the_policys() {
+        assert_eq!(
+            backoff(&RetryPolicy::default()),
+            "CASE {rc} WHEN 1 THEN 30000000 WHEN 2 THEN 60000000 WHEN 3 THEN 120000000 \
+             WHEN 4 THEN 240000000 WHEN 5 THEN 480000000 ELSE 480000000 END"
+        );
+    }
+
+    #[test]
+    fn columns_lead_an_index_in_their_order() {
+        let index = Index {
+            name: "i".into(),
+            columns: ["Status", "next_retry_at"].map(String::from).into(),
+        };
+        assert!(index.leads(&["status"]) && index.leads(&["status", "NEXT_RETRY_AT"]));
+        assert!(!index.leads(&["next_retry_at"]) && !index.leads(&["status", "next_retry_at", "id"]));
+    }
+}
