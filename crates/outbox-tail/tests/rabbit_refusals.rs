@@ -291,3 +291,52 @@ async fn messages_without_a_binding_are_returned_until_it_is_back_or_an_alternat
     assert_eq!(drain(&rabbit, "spare").await, [3]);
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_templated_exchange_that_is_deleted_under_load_fails_its_own_rows_only() {
+    let rabbit = Rabbit::start().await.unwrap();
+    rabbit.topology("x", "q", "#").await.unwrap();
+    rabbit.topology("brief", "brief", "#").await.unwrap();
+    let running = run(config(&rabbit.url()));
+    let exchange = |i: u64| if i % 50 == 7 { "brief" } else { "x" };
+    let make = |i: u64| templated(message(exchange(i), "k", i, 10));
+    let publisher = running.publisher.clone();
+    let first = deliver(&publisher, 200, 100, make).await;
+    assert_eq!(first.confirmed(), 200);
+    rabbit
+        .with_channel(async |c| Ok(c.exchange_delete("brief".into(), ExchangeDeleteOptions::default()).await?))
+        .await
+        .unwrap();
+    let report = within(SOON, "delivery", deliver(&publisher, 2000, 100, make)).await;
+    for (ticket, outcome) in &report.outcomes {
+        if exchange(*ticket) == "x" {
+            assert_eq!(*outcome, PublishOutcome::Confirmed, "{ticket}");
+        } else {
+            assert!(refused(outcome, "exchange_missing"), "{ticket}: {outcome:?}");
+        }
+    }
+    assert_eq!(closed_in_anger(&rabbit), 1, "{}", rabbit.log());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_routing_key_that_topic_permissions_forbid_fails_its_own_rows_only() {
+    let rabbit = Rabbit::start().await.unwrap();
+    rabbit.topology("x", "q", "#").await.unwrap();
+    rabbit.ctl(&["add_user", "relay", "pw"]).await.unwrap();
+    rabbit.ctl(&["set_permissions", "relay", "", "x", "x"]).await.unwrap();
+    rabbit.ctl(&["set_topic_permissions", "relay", "x", "^open", ".*"]).await.unwrap();
+    let running = run(config(&format!("amqp://relay:pw@127.0.0.1:{}/%2f", rabbit.port)));
+    let key = |i: u64| if i == 30 || i == 160 { "closed.a" } else { "open.a" };
+    let work = deliver(&running.publisher, 300, 100, |i| message("x", key(i), i, 10));
+    let report = within(SOON, "delivery", work).await;
+    for (ticket, outcome) in &report.outcomes {
+        if key(*ticket) == "open.a" {
+            assert_eq!(*outcome, PublishOutcome::Confirmed, "{ticket}");
+        } else {
+            assert!(refused(outcome, "topic_refused"), "{ticket}: {outcome:?}");
+        }
+    }
+    assert_eq!(closed_in_anger(&rabbit), 1, "{}", rabbit.log());
+    running.stop().await;
+}

@@ -320,7 +320,8 @@ impl<'a> Session<'a> {
     async fn reason(&mut self, trouble: Trouble) -> Loss {
         let fallback = match trouble {
             Trouble::Known(loss) => return loss,
-            Trouble::Error(error) if telling(&error) => return loss(&error),
+            // After an I/O error nothing more is read.
+            Trouble::Error(error) if telling(&error) || error.is_io_error() => return loss(&error),
             Trouble::Error(error) => error.to_string(),
             Trouble::Unknown(text) => text,
         };
