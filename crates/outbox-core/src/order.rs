@@ -130,7 +130,10 @@ struct Lane {
 struct Out {
     seq: RowSeq,
     id: RowId,
+    /// Later rows that were confirmed before it.
     overtaken: u64,
+    /// Later rows whose answer was lost before it had one: they may have arrived.
+    perhaps: u64,
 }
 
 #[derive(Debug)]
@@ -243,6 +246,13 @@ impl Lanes {
         let one_at_a_time = strict || lane.slow;
         let row = &mut lane.rest[at];
         let doomed = row.stage == Stage::Doomed;
+        let known = lane.hold.as_mut().and_then(|h| h.ids.get_mut(&row.id));
+        if let Some(known) = known.filter(|_| at == 0) {
+            // Left already, by whoever had it before it was read: nobody else is the worse for it.
+            known.unread = false;
+            lane.rest.pop_front();
+            return Decision::Leave;
+        }
         if let Some(hold) = lane.hold.as_mut().filter(|_| !table_held && !doomed) {
             if room && hold.may_wait(&row.id, now) {
                 row.stage = Stage::Waiting;
@@ -368,14 +378,20 @@ impl Lanes {
         let Some(out) = lane.out.remove(at) else {
             return;
         };
+        for earlier in lane.out.range_mut(..at) {
+            earlier.perhaps += 1;
+        }
+        // It may have arrived, before rows that were refused.
+        let passed = lane.refused.partition_point(|r| *r < seq);
         let at = lane.rest.partition_point(|r| r.seq < seq);
-        let rest = Rest {
-            seq,
-            id: out.id,
-            stage: Stage::Queued,
-        };
+        // Rows behind it may have been left meanwhile; then it must not wait for them.
+        let left = lane.hold.as_ref().is_some_and(Hold::left_behind);
+        let stage = if left { Stage::Doomed } else { Stage::Queued };
+        let id = out.id;
+        let rest = Rest { seq, id, stage };
         lane.rest.insert(at, rest);
-        self.count_overtaken(aggregate.table, out.overtaken);
+        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
+        self.count_overtaken(aggregate.table, out.overtaken + passed);
     }
 
     /// Holds a table whose unknown rows were passed over before `coordinate`; rows that were
@@ -544,6 +560,7 @@ impl Lane {
                 seq: row.seq,
                 id: row.id,
                 overtaken: 0,
+                perhaps: 0,
             };
             let at = self.out.partition_point(|o| o.seq < out.seq);
             self.out.insert(at, out);
@@ -560,7 +577,7 @@ impl Lane {
         let Ok(at) = self.out.binary_search_by_key(&seq, |o| o.seq) else {
             return 0;
         };
-        let own = self.out.remove(at).map_or(0, |o| o.overtaken);
+        let own = self.out.remove(at).map_or(0, |o| o.overtaken + o.perhaps);
         if how != Ended::Confirmed {
             return if how == Ended::Refused { own } else { 0 };
         }

@@ -61,7 +61,11 @@ impl Hold {
     /// Adds an id, or only "many" where there is no room.
     pub(super) fn keep(&mut self, id: RowId, kept: Kept, unread: bool, limit: usize) {
         if let Some(known) = self.ids.get_mut(&id) {
-            known.kept = kept;
+            // What the poller has stays its own.
+            known.unread &= unread;
+            if known.kept != Kept::Poller || kept != Kept::Left {
+                known.kept = kept;
+            }
         } else if self.ids.len() < limit {
             let id_kept = KeptId {
                 kept,

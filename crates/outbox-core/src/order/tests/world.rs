@@ -324,7 +324,7 @@ fn run(ordering: Ordering, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(1000), ..ProptestConfig::default() })]
 
     #[test]
     fn strict_order_holds_to_the_letter(steps in prop::collection::vec(step(), 1..80)) {
