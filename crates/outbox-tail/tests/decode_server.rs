@@ -587,3 +587,39 @@ async fn columns_are_matched_by_name_and_never_by_a_guess() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn numbers_in_floating_point_print_as_the_server_prints_them() -> Result<()> {
+    let bench = Bench::start(Flavour::Mysql, &[]).await?;
+    let mut rng = StdRng::seed_from_u64(99);
+    let events = bench
+        .record(async |conn| {
+            conn.query_drop(
+                "CREATE TABLE f (id INT PRIMARY KEY, d DOUBLE, f FLOAT, e DOUBLE(30,4), \
+                 g FLOAT(20,3), h DOUBLE(20,0))",
+            )
+            .await?;
+            for batch in 0..20 {
+                let rows: Vec<String> = (0..1000)
+                    .map(|i| {
+                        // Quarters where two shortest forms are equally near, and any bits.
+                        let quarter = rng.random_range(1_u64 << 50..1 << 52) as f64 * 0.5;
+                        let any = double(&mut rng);
+                        let (d, e) = if rng.random() {
+                            (any, quarter)
+                        } else {
+                            (format!("{quarter:e}"), 0.125)
+                        };
+                        let f = float(&mut rng);
+                        format!("({}, {d}, {f}, {e:e}, {f}, {d})", batch * 1000 + i)
+                    })
+                    .collect();
+                conn.query_drop(format!("INSERT INTO f VALUES {}", rows.join(", ")))
+                    .await?;
+            }
+            Ok(())
+        })
+        .await?;
+    assert_eq!(compare(&bench, &events, "f").await?, 20_000);
+    Ok(())
+}

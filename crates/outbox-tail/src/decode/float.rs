@@ -1,7 +1,5 @@
 //! Floating point numbers as the server prints them.
 
-use std::fmt::Write as _;
-
 /// The server prints a number without exponent while its decimal point is within this many
 /// digits.
 const PLAIN_DIGITS: i32 = 15;
@@ -14,7 +12,25 @@ pub(super) fn print_double(value: f64) -> String {
     if !value.is_finite() {
         return "0".to_owned();
     }
-    print_digits(&format!("{value:e}"))
+    print_digits(&shortest(value))
+}
+
+/// The shortest digits that give the same number back. Where two are equally near, the server
+/// takes the even one, which is what exact formatting does and shortest formatting does not.
+fn shortest(value: f64) -> String {
+    let shortest = format!("{value:e}");
+    let digits = mantissa_digits(&shortest);
+    let even = format!("{value:.*e}", digits.saturating_sub(1));
+    if even != shortest && even.parse() == Ok(value) {
+        even
+    } else {
+        shortest
+    }
+}
+
+fn mantissa_digits(scientific: &str) -> usize {
+    let mantissa = scientific.bytes().take_while(|b| *b != b'e');
+    mantissa.filter(u8::is_ascii_digit).count()
 }
 
 /// A FLOAT without declared decimals.
@@ -23,9 +39,8 @@ pub(super) fn print_float(value: f32) -> String {
     if !value.is_finite() {
         return "0".to_owned();
     }
-    let shortest = format!("{value:e}");
-    let digits = shortest.bytes().take_while(|b| *b != b'e');
-    if digits.filter(u8::is_ascii_digit).count() <= FLOAT_DIGITS {
+    let shortest = shortest(value);
+    if mantissa_digits(&shortest) <= FLOAT_DIGITS {
         print_digits(&shortest)
     } else {
         print_digits(&format!("{value:.*e}", FLOAT_DIGITS - 1))
@@ -38,18 +53,17 @@ pub(super) fn print_fixed(value: f64, decimals: usize) -> String {
     if !value.is_finite() {
         return "0".to_owned();
     }
-    let shortest = format!("{value}");
-    let have = shortest.split_once('.').map_or(0, |(_, f)| f.len());
+    let mut out = Digits::of(&shortest(value)).plain();
+    let have = out
+        .split_once('.')
+        .map_or(0, |(_, fraction)| fraction.len());
     if have > decimals {
         return format!("{value:.decimals$}");
     }
-    let mut out = shortest;
-    if decimals > 0 {
-        if have == 0 {
-            out.push('.');
-        }
-        out.extend(std::iter::repeat_n('0', decimals - have));
+    if have == 0 && decimals > 0 {
+        out.push('.');
     }
+    out.extend(std::iter::repeat_n('0', decimals - have));
     out
 }
 
@@ -62,47 +76,59 @@ pub(super) fn print_json(value: f64) -> String {
     out
 }
 
-/// Prints `-d.ddde±x` in the server's way.
+/// Prints `-d.ddde-x` in the server's way.
 fn print_digits(scientific: &str) -> String {
-    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    let (sign, mantissa) = match mantissa.strip_prefix('-') {
-        Some(rest) => ("-", rest),
-        None => ("", mantissa),
-    };
-    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
-    let digits = match digits.trim_end_matches('0') {
-        "" => "0",
-        trimmed => trimmed,
-    };
-    let len = i32::try_from(digits.len()).unwrap_or(i32::MAX);
-    // Digits before the decimal point; negative: zeros behind it.
-    let point = exponent + 1;
-    let plain = point > -PLAIN_DIGITS && (point <= PLAIN_DIGITS || len > point);
-    let mut out = String::with_capacity(32);
-    out.push_str(sign);
-    if !plain {
-        let (first, rest) = digits.split_at(1);
-        out.push_str(first);
-        if !rest.is_empty() {
-            out.push('.');
-            out.push_str(rest);
-        }
-        let _ = write!(out, "e{exponent}");
-    } else if point <= 0 {
-        out.push_str("0.");
-        out.extend((point..0).map(|_| '0'));
-        out.push_str(digits);
-    } else if point >= len {
-        out.push_str(digits);
-        out.extend((len..point).map(|_| '0'));
-    } else {
-        let (whole, fraction) = digits.split_at(usize::try_from(point).unwrap_or(0));
-        out.push_str(whole);
-        out.push('.');
-        out.push_str(fraction);
+    let digits = Digits::of(scientific);
+    let point = digits.point;
+    if point > -PLAIN_DIGITS && (point <= PLAIN_DIGITS || digits.len() > point) {
+        return digits.plain();
     }
-    out
+    let (first, rest) = digits.digits.split_at(1);
+    let dot = if rest.is_empty() { "" } else { "." };
+    format!("{}{first}{dot}{rest}e{}", digits.sign, point - 1)
+}
+
+struct Digits {
+    sign: &'static str,
+    /// At least one, without trailing zeros.
+    digits: String,
+    /// Digits before the decimal point; negative: zeros behind it.
+    point: i32,
+}
+
+impl Digits {
+    fn of(scientific: &str) -> Self {
+        let (mantissa, exponent) = scientific.split_once('e').unwrap_or((scientific, "0"));
+        let mut digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+        digits.truncate(digits.trim_end_matches('0').len().max(1));
+        Self {
+            sign: if mantissa.starts_with('-') { "-" } else { "" },
+            digits,
+            point: exponent.parse::<i32>().unwrap_or(0) + 1,
+        }
+    }
+
+    fn len(&self) -> i32 {
+        i32::try_from(self.digits.len()).unwrap_or(i32::MAX)
+    }
+
+    /// Without an exponent.
+    fn plain(&self) -> String {
+        let Self {
+            sign,
+            digits,
+            point,
+        } = self;
+        let zeros = |n: i32| "0".repeat(usize::try_from(n).unwrap_or(0));
+        if *point <= 0 {
+            format!("{sign}0.{}{digits}", zeros(-point))
+        } else if *point >= self.len() {
+            format!("{sign}{digits}{}", zeros(point - self.len()))
+        } else {
+            let (whole, fraction) = digits.split_at(usize::try_from(*point).unwrap_or(0));
+            format!("{sign}{whole}.{fraction}")
+        }
+    }
 }
 
 #[cfg(test)]
@@ -127,6 +153,9 @@ mod tests {
             (1_234_567_890_123_456.5, "1234567890123456.5"),
             (f64::MIN, "-1.7976931348623157e308"),
             (5e-324, "5e-324"),
+            // Half-way between two shortest forms.
+            (-2_140_781_096_510_942.25, "-2140781096510942.2"),
+            (2_140_781_096_510_942.75, "2140781096510942.8"),
         ] {
             assert_eq!(print_double(value), text);
         }
