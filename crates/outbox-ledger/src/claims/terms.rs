@@ -5,7 +5,6 @@
 //! statistics that an outbox makes stale within seconds: one day it reads a million sent rows in
 //! key order to find the hundred that are pending.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_core::retry::RetryPolicy;
@@ -20,18 +19,23 @@ use crate::parked::{micros, unprint_binary};
 use crate::sql;
 use crate::table::OutboxTable;
 
-/// Conditions on the rows of one table, seen through an alias.
-#[derive(Clone, Debug)]
-pub(crate) struct Terms {
-    pub(crate) table: Arc<OutboxTable>,
+/// How rows of one table are found, read once when the table is opened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Access {
     /// `FORCE INDEX (…)` for rows of one status, or nothing.
     pub(crate) by_status: String,
     /// The same for rows of one aggregate; `None` where no index leads to them.
     pub(crate) by_aggregate: Option<String>,
     /// The same for sent rows by `updated_at`.
     pub(crate) by_settled: Option<String>,
-    /// Delay that the policy gave a row without `next_retry_at`, as SQL with `{rc}` in it.
-    backoff: String,
+}
+
+/// Conditions on the rows of one table, seen through an alias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms<'a> {
+    pub(crate) table: &'a OutboxTable,
+    pub(crate) access: &'a Access,
+    pub(crate) retry: &'a RetryPolicy,
 }
 
 /// An index: its name and columns in order.
@@ -164,12 +168,9 @@ fn force(index: &Index) -> String {
     format!("FORCE INDEX ({})", sql::quote(&index.name))
 }
 
-impl Terms {
-    pub(crate) async fn new(
-        conn: &mut MySqlConnection,
-        table: Arc<OutboxTable>,
-        retry: &RetryPolicy,
-    ) -> DbResult<Self> {
+impl Access {
+    /// Looks at the table's indexes.
+    pub(crate) async fn read(conn: &mut MySqlConnection, table: &OutboxTable) -> DbResult<Self> {
         let indexes = indexes(conn, &table.spec.schema, &table.spec.table).await?;
         let columns = &table.spec.columns;
         let settled = match (&columns.status, &columns.updated_at) {
@@ -177,22 +178,14 @@ impl Terms {
             _ => None,
         };
         Ok(Self {
-            by_status: status_index(&table, &indexes).map_or_else(String::new, force),
-            by_aggregate: aggregate_index(&table, &indexes).map(force),
+            by_status: status_index(table, &indexes).map_or_else(String::new, force),
+            by_aggregate: aggregate_index(table, &indexes).map(force),
             by_settled: settled.map(force),
-            backoff: backoff(retry),
-            table,
         })
     }
+}
 
-    /// The same statements without named indexes: one of them was dropped.
-    pub(crate) fn without_indexes(mut self) -> Self {
-        self.by_status = String::new();
-        self.by_aggregate = None;
-        self.by_settled = None;
-        self
-    }
-
+impl Terms<'_> {
     /// `alias.column` of a column that is there.
     fn at(alias: &str, column: Option<&str>) -> Option<String> {
         column.map(|c| format!("{alias}.{}", sql::quote(c)))
@@ -270,7 +263,7 @@ impl Terms {
             return "TRUE".to_owned();
         };
         let count = self.retry_count(a);
-        let backoff = self.backoff.replace("{rc}", &count);
+        let backoff = backoff(self.retry, &count);
         format!("({count} = 0 OR {since} + INTERVAL ({backoff}) MICROSECOND <= NOW(6))")
     }
 
@@ -285,10 +278,7 @@ impl Terms {
     /// Claimed once, and not any more. A claim without an end is the patrol's.
     pub(crate) fn expired(&self, a: &str) -> String {
         match self.locked_until(a) {
-            Some(until) => format!(
-                "({} AND {until} < NOW(6))",
-                self.is(a, Status::Processing)
-            ),
+            Some(until) => format!("({} AND {until} < NOW(6))", self.is(a, Status::Processing)),
             None => "FALSE".to_owned(),
         }
     }
@@ -319,7 +309,7 @@ impl Terms {
     /// Comes before `b` in the delivery order.
     fn before(&self, a: &str, b: &str) -> String {
         let (ai, bi) = (self.id(a), self.id(b));
-        match by_created(&self.table) {
+        match by_created(self.table) {
             Some(column) => {
                 let column = sql::quote(column);
                 let (at, bt) = (format!("{a}.{column}"), format!("{b}.{column}"));
@@ -331,7 +321,7 @@ impl Terms {
 
     /// The delivery order.
     pub(crate) fn order(&self, a: &str) -> String {
-        match by_created(&self.table) {
+        match by_created(self.table) {
             Some(column) => format!("{a}.{}, {}", sql::quote(column), self.id(a)),
             None => self.id(a),
         }
@@ -342,7 +332,7 @@ impl Terms {
     /// that cheap. A scalar subquery, which is never turned into a join over the whole table.
     pub(crate) fn unblocked(&self, a: &str) -> String {
         let spec = &self.table.spec;
-        let Some(index) = &self.by_aggregate else {
+        let Some(index) = &self.access.by_aggregate else {
             return "TRUE".to_owned();
         };
         if spec.ordering == Ordering::None {
@@ -388,10 +378,13 @@ impl Terms {
         let mut conditions = Vec::with_capacity(2);
         let kind = columns.aggregate_type.as_deref();
         let parts = kind.map(|c| (c, &*aggregate.kind));
-        for (column, value) in parts.into_iter().chain([(&*columns.aggregate_id, &*aggregate.id)]) {
+        for (column, value) in parts
+            .into_iter()
+            .chain([(&*columns.aggregate_id, &*aggregate.id)])
+        {
             let nullable = self.table.layout.column(column)?.nullable;
             let name = format!("{a}.{}", sql::quote(column));
-            match (parse_as(&self.table, column, value), value.is_empty()) {
+            match (parse_as(self.table, column, value), value.is_empty()) {
                 (Some(v), true) if nullable => {
                     conditions.push(format!("({name} = ? OR {name} IS NULL)"));
                     values.push(v);
@@ -426,8 +419,8 @@ pub(crate) fn parse_as(table: &OutboxTable, column: &str, printed: &str) -> Opti
     }
 }
 
-/// The delay after the n-th retry was spent, in microseconds, for n = `{rc}`.
-fn backoff(retry: &RetryPolicy) -> String {
+/// The delay after the n-th retry was spent, in microseconds, as SQL; n is the column `count`.
+fn backoff(retry: &RetryPolicy, count: &str) -> String {
     let mut delays: Vec<i64> = Vec::new();
     // Delays grow until the cap: what repeats, repeats for ever. The bound is for a factor of 1.
     for spent in 0..retry.max_retries.min(64) {
@@ -437,8 +430,11 @@ fn backoff(retry: &RetryPolicy) -> String {
         }
         delays.push(delay);
     }
-    let last = delays.last().copied().unwrap_or_else(|| micros(Duration::ZERO));
-    let mut text = String::from("CASE {rc}");
+    let last = delays
+        .last()
+        .copied()
+        .unwrap_or_else(|| micros(Duration::ZERO));
+    let mut text = format!("CASE {count}");
     for (n, delay) in delays.iter().enumerate() {
         text.push_str(&format!(" WHEN {} THEN {delay}", n + 1));
     }
@@ -453,8 +449,8 @@ mod tests {
     #[test]
     fn the_backoff_without_a_due_column_is_the_policys() {
         assert_eq!(
-            backoff(&RetryPolicy::default()),
-            "CASE {rc} WHEN 1 THEN 30000000 WHEN 2 THEN 60000000 WHEN 3 THEN 120000000 \
+            backoff(&RetryPolicy::default(), "n"),
+            "CASE n WHEN 1 THEN 30000000 WHEN 2 THEN 60000000 WHEN 3 THEN 120000000 \
              WHEN 4 THEN 240000000 WHEN 5 THEN 480000000 ELSE 480000000 END"
         );
     }
@@ -466,6 +462,8 @@ mod tests {
             columns: ["Status", "next_retry_at"].map(String::from).into(),
         };
         assert!(index.leads(&["status"]) && index.leads(&["status", "NEXT_RETRY_AT"]));
-        assert!(!index.leads(&["next_retry_at"]) && !index.leads(&["status", "next_retry_at", "id"]));
+        assert!(
+            !index.leads(&["next_retry_at"]) && !index.leads(&["status", "next_retry_at", "id"])
+        );
     }
 }
