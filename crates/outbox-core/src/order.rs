@@ -19,11 +19,13 @@ use crate::spec::{Ordering, TableSpec};
 use crate::window::RowSeq;
 
 mod hold;
+mod lane;
 mod poller;
 #[cfg(test)]
 mod tests;
 
 use hold::{Hold, Kept, Many};
+use lane::{Lane, Rest, Stage};
 pub use poller::{Check, Found};
 
 /// Bounds of what is remembered.
@@ -111,46 +113,6 @@ struct Table {
     untracked: bool,
     held: usize,
     overtaken: u64,
-}
-
-#[derive(Debug, Default)]
-struct Lane {
-    /// At the broker, in order.
-    out: VecDeque<Out>,
-    /// Not yet handed over, in order.
-    rest: VecDeque<Rest>,
-    /// One at a time until a row was confirmed.
-    slow: bool,
-    /// Refused rows of the present hold, in order.
-    refused: Vec<RowSeq>,
-    hold: Option<Hold>,
-}
-
-#[derive(Debug)]
-struct Out {
-    seq: RowSeq,
-    id: RowId,
-    /// Later rows that were confirmed before it.
-    overtaken: u64,
-    /// Later rows whose answer was lost before it had one: they may have arrived.
-    perhaps: u64,
-}
-
-#[derive(Debug)]
-struct Rest {
-    seq: RowSeq,
-    id: RowId,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// The caller has it and will ask.
-    Queued,
-    /// Waits to be woken.
-    Waiting,
-    /// As queued, but an earlier decision for its lane says that it is left.
-    Doomed,
 }
 
 impl Lanes {
@@ -550,45 +512,5 @@ impl Lanes {
             self.waiting -= 1;
             self.woken.push(first.seq);
         }
-    }
-}
-
-impl Lane {
-    fn hand_over(&mut self) {
-        if let Some(row) = self.rest.pop_front() {
-            let out = Out {
-                seq: row.seq,
-                id: row.id,
-                overtaken: 0,
-                perhaps: 0,
-            };
-            let at = self.out.partition_point(|o| o.seq < out.seq);
-            self.out.insert(at, out);
-        }
-    }
-
-    fn take_rest(&mut self, seq: RowSeq) -> Option<Rest> {
-        let at = self.rest.binary_search_by_key(&seq, |r| r.seq).ok()?;
-        self.rest.remove(at)
-    }
-
-    /// Removes a row that was at the broker; returns how many overtakings came to light.
-    fn take_out(&mut self, seq: RowSeq, how: Ended) -> u64 {
-        let Ok(at) = self.out.binary_search_by_key(&seq, |o| o.seq) else {
-            return 0;
-        };
-        let own = self.out.remove(at).map_or(0, |o| o.overtaken + o.perhaps);
-        if how != Ended::Confirmed {
-            return if how == Ended::Refused { own } else { 0 };
-        }
-        for earlier in self.out.range_mut(..at) {
-            earlier.overtaken += 1;
-        }
-        if self.out.is_empty() && self.hold.is_none() {
-            self.slow = false;
-        }
-        let passed =
-            self.refused.partition_point(|r| *r < seq) + self.rest.partition_point(|r| r.seq < seq);
-        u64::try_from(passed).unwrap_or(u64::MAX)
     }
 }

@@ -22,17 +22,19 @@
 
 mod config;
 mod desk;
+mod drain;
 mod handle;
 mod link;
 mod look;
+mod read;
+mod report;
 mod settle;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use futures_util::FutureExt;
 use outbox_core::Position;
 use outbox_core::ports::{
     Generation, Ledger, Observer, PortError, PortResult, PublishOutcome, Publisher, SettleReport,
@@ -47,8 +49,7 @@ use tokio_util::sync::CancellationToken;
 pub use config::{RelayConfig, RelayError};
 pub use handle::{Paused, RelayHandle, RelayStatus};
 
-use crate::group::{Source, StreamItem};
-use crate::stream::{StreamDisposition, StreamError};
+use crate::group::Source;
 use desk::Desk;
 use handle::Command;
 use link::{Job, Link, LinkEvent, backoff, done};
@@ -58,15 +59,8 @@ use settle::{Batch, fatal, settle};
 /// Microseconds since the epoch, UTC.
 type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-/// Items that are taken at once where the stream has them ready: one batch for the publisher.
-const ITEMS: usize = 256;
-/// How often status and gauges are brought up to date while nothing else happens.
-const TICK: Duration = Duration::from_millis(500);
 /// Held rows loaded at the start; a table that has more is held as a whole.
 const HOLDING: usize = 10_000;
-/// How long the goodbye to the server may take when the relay ends.
-const CLOSE: Duration = Duration::from_secs(1);
-
 /// One session of tailing. Made with its handle, run once.
 pub struct Relay {
     desk: Desk,
@@ -462,212 +456,6 @@ impl Relay {
             Some(OnUnroutable::Fail) => Failure::permanent("unroutable", text),
             _ => Failure::retryable("unroutable", text),
         }
-    }
-
-    fn linked(&mut self, event: LinkEvent) -> Result<(), RelayError> {
-        match event {
-            LinkEvent::Opened => {
-                self.desk.live = self.link.coordinate_at_open().is_none();
-                self.desk.observer.tail_connected(true);
-                self.handle.shared.tailing.send_replace(true);
-                tracing::info!("tailing");
-            }
-            LinkEvent::Closed => {}
-            LinkEvent::Failed(error) => self.link_failed(error)?,
-            LinkEvent::Item(item) => {
-                self.take(item)?;
-                self.desk.mind_the_broker();
-                for _ in 1..ITEMS {
-                    if self.desk.window.full() || !self.link.is_open() {
-                        break;
-                    }
-                    match self.link.event(true).now_or_never() {
-                        Some(LinkEvent::Item(item)) => self.take(item)?,
-                        Some(LinkEvent::Failed(error)) => self.link_failed(error)?,
-                        Some(LinkEvent::Opened | LinkEvent::Closed) | None => break,
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn link_failed(&mut self, error: StreamError) -> Result<(), RelayError> {
-        self.desk.observer.tail_connected(false);
-        self.handle.shared.tailing.send_replace(false);
-        match (error.disposition(), error) {
-            (StreamDisposition::Backoff, e) => {
-                tracing::warn!(error = %outbox_core::ports::chain(&e), "the stream is lost");
-                self.link.retry();
-                Ok(())
-            }
-            (StreamDisposition::Fenced, e) => Err(RelayError::Fenced(Box::new(e))),
-            (_, StreamError::LostPosition(lost)) => Err(RelayError::LostPosition(lost)),
-            (StreamDisposition::Undecodable, e) => Err(RelayError::Undecodable(e)),
-            (StreamDisposition::Halt | StreamDisposition::LostPosition, e) => {
-                Err(RelayError::Stream(e))
-            }
-        }
-    }
-
-    fn take(&mut self, item: StreamItem) -> Result<(), RelayError> {
-        let desk = &mut self.desk;
-        match item {
-            StreamItem::Group(group) => {
-                let signals = desk.signals;
-                desk.take_group(group)?;
-                if desk.signals != signals {
-                    self.handle.shared.signals.send_replace(desk.signals);
-                }
-            }
-            StreamItem::Progress {
-                end,
-                committed_at,
-                own_only,
-            } => {
-                desk.age(committed_at);
-                (desk.last_commit, desk.caught_up) = (Some(committed_at), false);
-                desk.worth_storing |= !own_only;
-                desk.window.progress(end);
-            }
-            StreamItem::Idle => (desk.live, desk.caught_up) = (true, true),
-        }
-        if !desk.live
-            && let (Some(open), Some(end)) =
-                (self.link.coordinate_at_open(), desk.window.read_end())
-        {
-            desk.live = end.reaches(open) == Some(true);
-        }
-        Ok(())
-    }
-
-    /// Tells the outside what has changed.
-    fn tell(&mut self) {
-        let (desk, shared) = (&mut self.desk, &self.handle.shared);
-        if desk.lanes.has_news() {
-            shared.news.send_modify(|n| *n += 1);
-        }
-        if std::mem::take(&mut desk.sweeps_changed) {
-            let due = |t: TableIdx| Some((t, desk.lanes.sweep_due(t)?.clone()));
-            shared
-                .sweeps
-                .send_replace(desk.tables().filter_map(due).collect());
-        }
-        if let Some(version) = self.obeying
-            && desk.pause_obeyed()
-        {
-            shared.obeyed.send_replace(version);
-            self.obeying = None;
-        }
-        let now = Instant::now();
-        if self.tick_at <= now || self.settled_at().is_some_and(|t| t <= now) {
-            self.tick(now);
-        }
-    }
-
-    /// When the outside is told of a watermark that moved.
-    fn settled_at(&self) -> Option<Instant> {
-        let moved = self.desk.window.mark_number() != self.mark_told;
-        moved.then(|| self.told_at + self.desk.config.flush_interval)
-    }
-
-    fn tick(&mut self, now: Instant) {
-        (self.told_at, self.tick_at) = (now, now + TICK);
-        let desk = &mut self.desk;
-        if self.mark_told != desk.window.mark_number() {
-            self.mark_told = desk.window.mark_number();
-            self.handle
-                .shared
-                .settled
-                .send_replace(desk.window.low_watermark().cloned());
-        }
-        let lag = match desk.last_commit {
-            Some(at) if !desk.caught_up => desk.age(at),
-            _ => Duration::ZERO,
-        };
-        let held: Vec<_> = desk.tables().map(|t| desk.lanes.held(t)).collect();
-        desk.observer.lag(lag);
-        desk.observer
-            .in_flight(desk.window.rows(), desk.window.bytes());
-        for (table, held) in desk.tables().zip(&held) {
-            desk.observer.held(table, *held);
-        }
-        let status = RelayStatus {
-            running: true,
-            tailing: *self.handle.shared.tailing.borrow(),
-            state: self.state(),
-            read: self.desk.window.read_end().cloned(),
-            settled: self.desk.window.low_watermark().cloned(),
-            stored: self.desk.records.stored.clone(),
-            lag,
-            in_flight_rows: self.desk.window.rows(),
-            in_flight_bytes: self.desk.window.bytes(),
-            unsettled: self.desk.window.unsettled(),
-            held,
-            broker: self.desk.publisher.state(),
-            paused: self.desk.paused.clone(),
-        };
-        self.handle.shared.status.send_replace(status);
-    }
-
-    fn state(&self) -> String {
-        use outbox_core::ports::BrokerState;
-        let broker = self.desk.publisher.state();
-        let text = match () {
-            () if self.desk.paused.all => "paused",
-            () if broker != BrokerState::Up => return format!("broker {broker}"),
-            () if self.link.is_resting() => "waiting for room in the window",
-            () if !self.link.is_open() => "connecting to the binlog",
-            () if self.desk.records.busy() > 0 => "waiting for locked rows",
-            () if self.desk.live => "tailing",
-            () => "catching up",
-        };
-        text.to_owned()
-    }
-
-    /// Takes what the broker still answers, records it, and stores the position, to a deadline.
-    async fn drain(&mut self) -> Result<(), RelayError> {
-        let deadline = Instant::now() + self.desk.config.drain_deadline;
-        self.handle.shared.tailing.send_replace(false);
-        self.link.close(None);
-        loop {
-            if self.settling.is_none() {
-                let batch = self.desk.next_batch(true);
-                self.settling = batch.map(|b| settle(Arc::clone(&self.ledger), b));
-            }
-            let waiting = !self.desk.out.is_empty() || !self.desk.records.is_empty();
-            let recording = self.settling.is_some() || self.settling_busy.is_some();
-            if !waiting && !recording {
-                break;
-            }
-            let publisher = Arc::clone(&self.desk.publisher);
-            tokio::select! {
-                biased;
-                (batch, answer) = done(&mut self.settling) => self.settled(batch, answer)?,
-                (batch, answer) = done(&mut self.settling_busy) => self.settled(batch, answer)?,
-                outcomes = publisher.outcomes() => self.outcomes(outcomes),
-                Some(command) = self.commands.recv() => drop(command),
-                _ = self.link.event(false) => self.link.close(None),
-                () = sleep_until(deadline) => {
-                    tracing::warn!(
-                        unanswered = self.desk.out.len(),
-                        unsettled = self.desk.window.unsettled(),
-                        "the drain is cut short; what is open will be read again"
-                    );
-                    break;
-                }
-            }
-        }
-        self.tick(Instant::now());
-        // A server that does not say goodbye is not waited for.
-        let closing = async {
-            while !self.link.is_shut() {
-                self.link.event(false).await;
-                self.link.close(None);
-            }
-        };
-        let _ = tokio::time::timeout(CLOSE, closing).await;
-        Ok(())
     }
 }
 

@@ -293,7 +293,7 @@ impl Desk {
         if self.lost && self.generation.is_some() && self.out.is_empty() {
             self.lost = false;
         }
-        self.generation.is_some() && !self.lost && !(self.probing && !self.out.is_empty())
+        self.generation.is_some() && !self.lost && (!self.probing || self.out.is_empty())
     }
 
     /// Hands over what can be handed over, in order, in one batch.

@@ -11,6 +11,11 @@ use tokio::time::Instant;
 use crate::group::{Source, StreamItem};
 use crate::stream::StreamError;
 
+/// A stream that lived so long was a good one.
+const STEADY: Duration = Duration::from_secs(30);
+/// Least pause after another client dumped with our server_id.
+const YIELD: Duration = Duration::from_secs(30);
+
 /// A future that is kept until it is done.
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -45,6 +50,7 @@ enum State {
 pub(super) struct Link {
     state: State,
     attempts: u32,
+    opened: Option<Instant>,
     /// When a shut source is opened again; `None`: not before it is asked for.
     reopen_at: Option<Instant>,
 }
@@ -61,6 +67,7 @@ impl Link {
         Self {
             state: State::Shut(source),
             attempts: 0,
+            opened: None,
             reopen_at: Some(Instant::now()),
         }
     }
@@ -118,9 +125,20 @@ impl Link {
 
     /// Closes after a failure, to open again after a backoff.
     pub(super) fn retry(&mut self) {
+        // A stream that is lost again and again soon after it was opened is no success.
+        if self.opened.take().is_some_and(|t| t.elapsed() > STEADY) {
+            self.attempts = 0;
+        }
         let wait = backoff(self.attempts);
         self.attempts = self.attempts.saturating_add(1);
         self.close(Some(Instant::now() + wait));
+    }
+
+    /// Closes after another client took our place; coming back soon would only take it back.
+    pub(super) fn yield_place(&mut self) {
+        self.close(Some(
+            Instant::now() + YIELD.mul_f64(rand::random_range(1.0..2.0)),
+        ));
     }
 
     pub(super) fn reopen(&mut self) {
@@ -131,10 +149,7 @@ impl Link {
     pub(super) async fn event(&mut self, may_read: bool) -> LinkEvent {
         match &mut self.state {
             State::Open(source) if may_read => match source.next().await {
-                Ok(item) => {
-                    self.attempts = 0;
-                    LinkEvent::Item(item)
-                }
+                Ok(item) => LinkEvent::Item(item),
                 Err(e) => LinkEvent::Failed(e),
             },
             State::Opening(job) => {
@@ -142,6 +157,7 @@ impl Link {
                 match result {
                     Ok(()) => {
                         self.state = State::Open(source);
+                        self.opened = Some(Instant::now());
                         LinkEvent::Opened
                     }
                     Err(e) => {

@@ -100,9 +100,8 @@ async fn trouble(world: &World, rng: &mut StdRng, next: &mut u64, refusals: bool
                 world.broker_up();
             }
             2 => {
-                let fault = (world.db.lock().unwrap(), Disposition::Backoff);
-                let (mut db, fault) = fault;
-                db.settle_faults.push_back(fault);
+                let mut db = world.db.lock().unwrap();
+                db.settle_faults.push_back(Disposition::Backoff);
             }
             3 if *next > 1 => {
                 let n = rng.random_range(1..*next);
@@ -186,9 +185,7 @@ async fn many_lives(ordering: Ordering, seed: u64) {
         // Killed at any point: what was on its way to the broker arrives, or not.
         run.task.abort();
         let _ = run.task.await;
-        let mut broker = world.broker.lock().unwrap();
-        broker.confirmed.clear();
-        drop(broker);
+        world.broker.lock().unwrap().confirmed.clear();
         world.db.lock().unwrap().settle_faults.clear();
         world.broker_down(rng.random_bool(0.5));
         world.broker_up();
