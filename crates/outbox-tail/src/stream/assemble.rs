@@ -86,8 +86,6 @@ pub(crate) struct Assembler {
     max_bytes: usize,
     zone_offset: i32,
     end: Position,
-    /// The end of the last item.
-    told: Position,
     started: bool,
     place: Place,
     open: Option<Open>,
@@ -114,7 +112,6 @@ impl Assembler {
             max_bytes,
             zone_offset,
             end: Position::Gtid(GtidSet::default()),
-            told: Position::Gtid(GtidSet::default()),
             started: false,
             place: Place::default(),
             open: None,
@@ -136,13 +133,15 @@ impl Assembler {
             Position::File(p) => Place::at(&p.file, p.pos),
             Position::Gtid(_) => Place::default(),
         };
-        if !self.is_at(after) {
+        if self.knows(after) {
+            self.tables.back_to(after);
+        } else {
+            self.tables.forget();
             self.prepared.clear();
             self.taken_at = None;
             self.began = None;
         }
         self.end = after.clone();
-        self.told = after.clone();
         self.started = true;
         self.open = None;
         self.payload_left = None;
@@ -153,10 +152,15 @@ impl Assembler {
         self.server = server;
     }
 
-    /// Whether what is known now holds at `after`. Between the last item and the end of what was
-    /// read nothing changed that would not have been an item.
-    pub(crate) fn is_at(&self, after: &Position) -> bool {
-        self.started && (self.end == *after || self.told == *after)
+    /// Whether everything behind `after` was read before, and in the same history, so that what
+    /// is known of the tables can be kept.
+    pub(crate) fn knows(&self, after: &Position) -> bool {
+        self.started && self.end.reaches(after) == Some(true)
+    }
+
+    /// The history that was read is not the one that goes on.
+    pub(crate) fn forget(&mut self) {
+        self.started = false;
     }
 
     /// The end of the last complete group.
@@ -171,7 +175,6 @@ impl Assembler {
     /// Takes what was read since the last item.
     pub(crate) fn take_since(&mut self) -> Since {
         let since = self.since;
-        self.told.clone_from(&self.end);
         self.since.moved = false;
         self.since.foreign = false;
         since
@@ -184,7 +187,6 @@ impl Assembler {
     /// Layouts that are proven at the end of the last group, to be reported.
     pub(crate) fn proven(&mut self) -> Option<Group> {
         let layouts = self.tables.reached(&self.end);
-        self.told.clone_from(&self.end);
         (!layouts.is_empty()).then(|| self.group(Vec::new(), Vec::new(), layouts, false))
     }
 

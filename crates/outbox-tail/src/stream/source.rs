@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::assemble::{Assembler, Fault, Step};
 use super::connect::{self, StreamConfig, within};
-use super::error::{LostPosition, LostReason, StreamError};
+use super::error::{LostPosition, LostReason, StreamDisposition, StreamError};
 use super::event::{RawEvent, kind};
 use super::facts::{self, Family, Resume, ServerFacts};
 use super::tables::{StreamTable, Tables};
@@ -96,7 +96,8 @@ impl BinlogSource {
         }
     }
 
-    fn lost(&self, reason: LostReason, certain: bool, detail: String) -> StreamError {
+    fn lost(&mut self, reason: LostReason, certain: bool, detail: String) -> StreamError {
+        self.assembler.forget();
         let from = self.assembler.end().clone();
         let to = self.coordinate.clone().unwrap_or_else(|| from.clone());
         StreamError::LostPosition(Box::new(LostPosition {
@@ -135,21 +136,13 @@ impl BinlogSource {
         }
     }
 
-    /// Layouts at `after`: those at the end of the last group if it continues there, the stored
-    /// ones if it is the position that they were stored with, else what the server says now.
-    async fn place_layouts(&mut self, after: &Position, resumed: bool) -> Result<(), StreamError> {
-        if resumed {
-            return Ok(());
-        }
+    /// Takes the layouts that are stored with `after`, if they are: what was stored belongs to
+    /// the position that is opened first.
+    async fn stored_layouts(&mut self, after: &Position) -> Result<(), StreamError> {
         let tables = &mut self.assembler.tables;
         for place in 0..tables.len() {
-            tables.unprove(place);
-            if self.stored.as_ref() != Some(after) {
-                continue;
-            }
-            let stored = timeout(LAYOUT_LIMIT, self.layouts.stored(tables.idx(place))).await;
-            match stored {
-                Ok(Ok(Some(layout))) => tables.prove(place, layout),
+            match timeout(LAYOUT_LIMIT, self.layouts.stored(tables.idx(place))).await {
+                Ok(Ok(Some(layout))) => tables.prove(place, layout, after.clone()),
                 Ok(Ok(None)) => {}
                 Ok(Err(e)) => return Err(StreamError::Layouts(e)),
                 Err(_) => {
@@ -430,9 +423,13 @@ impl Source for BinlogSource {
         let mut conn = connect::connect(&self.config).await?;
         let operation = "reading the server's settings";
         let facts = within(limit, operation, facts::read(&mut conn)).await?;
-        self.verify(after, &facts)?;
+        self.verify(after, &facts).inspect_err(|e| {
+            if e.disposition() == StreamDisposition::LostPosition {
+                self.assembler.forget();
+            }
+        })?;
 
-        let resumed = self.assembler.is_at(after);
+        let known = self.assembler.knows(after);
         self.assembler.served_by(
             match facts.family {
                 Family::Mysql => Flavour::Mysql,
@@ -440,17 +437,20 @@ impl Source for BinlogSource {
             },
             facts.fold_names,
         );
-        self.place_layouts(after, resumed).await?;
-        connect::prepare(&mut conn, &self.config, &facts).await?;
-        let stream = connect::dump(conn, &self.config, after).await?;
-        let taken_at = self
-            .config
-            .position_stored_at
-            .filter(|_| self.stored.as_ref() == Some(after));
+        let stored_here = self.stored.as_ref() == Some(after);
+        let taken_at = self.config.position_stored_at.filter(|_| stored_here);
         let server = facts::source_of(&facts.server).unwrap_or_default();
         self.assembler.restart(after, taken_at, server);
-        self.coordinate = Some(facts.coordinate);
+        if stored_here && !known {
+            self.stored_layouts(after).await?;
+        }
+        // Now, so that as little as can be lies between the position and the layout.
         self.layouts_failed = None;
+        self.ask_layouts();
+        self.take_layouts().await;
+        connect::prepare(&mut conn, &self.config, &facts).await?;
+        let stream = connect::dump(conn, &self.config, after).await?;
+        self.coordinate = Some(facts.coordinate);
         self.fresh = true;
         self.heard = Instant::now();
         self.told = self.heard;

@@ -32,8 +32,8 @@ pub struct StreamTable {
 /// What is known of the layout of one table at the place that was read up to.
 #[derive(Debug, Clone, PartialEq)]
 enum Proof {
-    /// It holds for what is read next.
-    Proven,
+    /// It holds for what is read next, and for everything behind this position before it.
+    Proven(Position),
     /// It holds for everything behind this position, which was not reached yet.
     Behind(Position),
     /// It has to be read (again).
@@ -207,12 +207,30 @@ impl Tables {
         self.tables.iter().enumerate().filter_map(wanted)
     }
 
-    /// The layout at the place that was read up to is this one.
-    pub(crate) fn prove(&mut self, place: usize, layout: TableLayout) {
+    /// The layout behind `from`, where reading begins, is this one.
+    pub(crate) fn prove(&mut self, place: usize, layout: TableLayout, from: Position) {
         let table = &mut self.tables[place];
         table.layout = Some(Arc::new(layout));
-        table.proof = Proof::Proven;
+        table.proof = Proof::Proven(from);
         table.plan = None;
+    }
+
+    /// Reading goes back to an earlier position, up to which nothing is known.
+    pub(crate) fn forget(&mut self) {
+        (0..self.tables.len()).for_each(|place| self.unprove(place));
+    }
+
+    /// Reading goes back to `after`: everything from there on was read before, so that a change
+    /// would have been seen.
+    pub(crate) fn back_to(&mut self, after: &Position) {
+        for table in &mut self.tables {
+            if let Proof::Proven(from) = &table.proof
+                && after.reaches(from) != Some(true)
+            {
+                table.proof = Proof::Behind(from.clone());
+                table.plan = None;
+            }
+        }
     }
 
     /// The layout behind `from` is this one, as far as no further change is read.
@@ -230,7 +248,7 @@ impl Tables {
             if let Proof::Behind(from) = &table.proof
                 && end.reaches(from) == Some(true)
             {
-                table.proof = Proof::Proven;
+                table.proof = Proof::Proven(from.clone());
                 table.plan = None;
                 let layout = table.layout.as_deref().cloned();
                 proven.push((table.config.idx, layout));
@@ -249,7 +267,7 @@ impl Table {
         };
         // The event's own names need no proof; columns found by their place do.
         let named = map.columns.iter().all(|c| c.name.is_some());
-        if self.proof != Proof::Proven && !named {
+        if !matches!(self.proof, Proof::Proven(_)) && !named {
             let reason = "the table was changed and its layout of then is not known";
             return Err((Deferral::Layout, reason.to_owned()));
         }

@@ -1,5 +1,11 @@
 //! A server with an outbox table, and a stream that reads it.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +25,7 @@ use outbox_tail::stream::{BinlogSource, StreamConfig, StreamError, StreamTable, 
 use outbox_testkit::Database;
 
 pub const TABLE: TableIdx = TableIdx(0);
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(15);
 
 /// An outbox table in a database of its own.
 pub struct Lab<'a> {
@@ -177,7 +183,7 @@ pub async fn read_until(
     };
     match tokio::time::timeout(LIMIT, read).await {
         Ok(result) => result?,
-        Err(_) => bail!("not within {LIMIT:?}: enough groups; there are {groups:#?}"),
+        Err(_) => bail!("not within {LIMIT:?}: enough groups; there are {groups:?}"),
     }
     Ok(groups)
 }
@@ -203,7 +209,7 @@ pub async fn read_to(source: &mut BinlogSource, position: &Position) -> Result<V
     };
     match tokio::time::timeout(LIMIT, read).await {
         Ok(result) => result?,
-        Err(_) => bail!("not within {LIMIT:?}: the end at {position}; groups {groups:#?}"),
+        Err(_) => bail!("not within {LIMIT:?}: the end at {position}; groups {groups:?}"),
     }
     Ok(groups)
 }
