@@ -28,3 +28,6 @@ pub use plan::TableDecoder;
 pub use row::Row;
 pub use rows_event::{RowsEvent, RowsKind};
 pub use table_map::{ColumnMap, Flavour, TableMap};
+
+#[cfg(test)]
+mod tests;

@@ -623,3 +623,96 @@ async fn numbers_in_floating_point_print_as_the_server_prints_them() -> Result<(
     assert_eq!(compare(&bench, &events, "f").await?, 20_000);
     Ok(())
 }
+
+/// Records what the fuzzer mutates: `cargo test -p outbox-tail --test decode_server corpus --
+/// --ignored`.
+#[tokio::test]
+#[ignore = "writes the fuzzer's corpus into the source tree"]
+async fn corpus_of_the_fuzzer() -> Result<()> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
+    for (flavour, metadata, options) in [
+        (Flavour::Mysql, "FULL", &[][..]),
+        (Flavour::Mysql, "MINIMAL", &[]),
+        (Flavour::Mariadb, "FULL", &[]),
+        (Flavour::Mariadb, "NO_LOG", &["--log-bin-compress=ON"]),
+    ] {
+        let metadata_option = format!("--binlog-row-metadata={metadata}");
+        let options: Vec<&str> = options.iter().copied().chain([&*metadata_option]).collect();
+        let bench = Bench::start(flavour, &options).await?;
+        let types = types(flavour);
+        let columns: Vec<String> = types
+            .iter()
+            .enumerate()
+            .map(|(i, (sql, _))| format!("c{i} {sql}"))
+            .collect();
+        let mut rng = StdRng::seed_from_u64(5);
+        let events = bench
+            .record(async |conn| {
+                conn.query_drop(format!(
+                    "CREATE TABLE t (id INT PRIMARY KEY, {}) CHARACTER SET utf8mb4",
+                    columns.join(", ")
+                ))
+                .await?;
+                let rows: Vec<String> = (0..3)
+                    .map(|id| {
+                        let values: Vec<String> =
+                            types.iter().map(|(_, generate)| generate(&mut rng)).collect();
+                        format!("({id}, {})", values.join(", "))
+                    })
+                    .collect();
+                conn.query_drop(format!("INSERT INTO t VALUES {}", rows.join(", "))).await?;
+                if flavour == Flavour::Mysql {
+                    conn.query_drop("SET binlog_row_value_options = PARTIAL_JSON").await?;
+                    conn.query_drop("UPDATE t SET c67 = JSON_SET(c67, '$.k', 1) WHERE id = 1")
+                        .await?;
+                }
+                conn.query_drop("UPDATE t SET c0 = 1 WHERE id = 1").await?;
+                conn.query_drop("DELETE FROM t WHERE id = 2").await?;
+                if flavour == Flavour::Mysql {
+                    // The documents alone, as they are stored.
+                    conn.query_drop("CREATE TABLE j (id INT PRIMARY KEY, j JSON)").await?;
+                    for (id, sql) in [
+                        r#"'{"a": [1, -2, 70000, 3.5, true, null], "b": {"c": "x\\n"}}'"#,
+                        "JSON_ARRAY(CAST(1.50 AS DECIMAL(9,2)), NOW(6), CURTIME(3), CURDATE(), x'00ff')",
+                        "CAST('[[[[[[[[[[[[1]]]]]]]]]]]]' AS JSON)",
+                        "CAST('\"text\"' AS JSON)",
+                    ]
+                    .iter()
+                    .enumerate()
+                    {
+                        conn.query_drop(format!("INSERT INTO j VALUES ({id}, {sql})")).await?;
+                    }
+                }
+                Ok(())
+            })
+            .await?;
+        let layout = bench.layout("t").await?;
+        let (mut recorded, mut json, mut table) = (Vec::new(), Vec::new(), String::new());
+        if flavour == Flavour::Mysql {
+            // [-16, 1.0] in the format of documents over 64 KiB, which need not be that large.
+            json.push("03020000001a00000007f0ffffff0b12000000000000000000f03f".to_owned());
+        }
+        for (kind, body) in &events {
+            if *kind == 19 {
+                table = TableMap::parse(body, flavour)?.table;
+            }
+            match table.as_str() {
+                "t" if matches!(kind, 19 | 23..=25 | 30..=32 | 39 | 166..=168) => {
+                    recorded.push((*kind, hex(body)));
+                }
+                // Behind the head of the event, the null bitmap, the key and the length.
+                "j" if *kind == 30 => json.push(hex(&body[12 + 1 + 4 + 4..])),
+                _ => {}
+            }
+        }
+        let text = serde_json::json!({
+            "mariadb": flavour == Flavour::Mariadb,
+            "layout": layout,
+            "events": recorded,
+            "json": json,
+        });
+        let name = format!("{flavour:?}-{metadata}.json").to_lowercase();
+        std::fs::write(format!("{folder}/{name}"), text.to_string())?;
+    }
+    Ok(())
+}

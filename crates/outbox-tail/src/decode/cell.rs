@@ -247,11 +247,11 @@ fn inet6(bytes: [u8; 16]) -> String {
     };
     let [.., a, b, c, d] = bytes;
     let tail = Ipv4Addr::new(a, b, c, d);
-    match gap {
-        gap if gap == (0..6) => format!("::{tail}"),
-        gap if gap == (0..5) && groups[5] == 0xffff => format!("::ffff:{tail}"),
-        gap if gap.is_empty() => hex(&groups),
-        gap => format!("{}::{}", hex(&groups[..gap.start]), hex(&groups[gap.end..])),
+    match (gap.start, gap.end) {
+        (0, 6) => format!("::{tail}"),
+        (0, 5) if groups[5] == 0xffff => format!("::ffff:{tail}"),
+        (_, 0) => hex(&groups),
+        (start, end) => format!("{}::{}", hex(&groups[..start]), hex(&groups[end..])),
     }
 }
 

@@ -12,18 +12,18 @@ use outbox_tail::decode::{Flavour, Row, RowError, RowsEvent, TableDecoder, Table
 use outbox_testkit::{Database, Mariadb, Mysql, MysqlOptions};
 
 /// The zone of every session here, in which TIMESTAMP is printed.
-pub const ZONE: i32 = 19_800;
+pub(crate) const ZONE: i32 = 19_800;
 
 /// One event: its type and its body without header and checksum.
-pub type Event = (u8, Bytes);
+pub(crate) type Event = (u8, Bytes);
 
-pub struct Bench {
-    pub server: Database,
-    pub flavour: Flavour,
+pub(crate) struct Bench {
+    pub(crate) server: Database,
+    pub(crate) flavour: Flavour,
 }
 
 impl Bench {
-    pub async fn start(flavour: Flavour, options: &[&str]) -> Result<Self> {
+    pub(crate) async fn start(flavour: Flavour, options: &[&str]) -> Result<Self> {
         let mut all = MysqlOptions::default();
         for option in options {
             all = all.option(*option);
@@ -37,7 +37,7 @@ impl Bench {
     }
 
     /// A session that stores what it is given, zero dates included.
-    pub async fn session(&self) -> Result<Conn> {
+    pub(crate) async fn session(&self) -> Result<Conn> {
         let mut conn = self.server.conn().await?;
         for sql in [
             "SET time_zone = '+05:30'",
@@ -50,7 +50,7 @@ impl Bench {
     }
 
     /// Everything in a new binlog since `work` began. `work` gets a session.
-    pub async fn record(
+    pub(crate) async fn record(
         &self,
         work: impl AsyncFnOnce(&mut Conn) -> Result<()>,
     ) -> Result<Vec<Event>> {
@@ -79,7 +79,7 @@ impl Bench {
     }
 
     /// What `information_schema` says.
-    pub async fn layout(&self, table: &str) -> Result<TableLayout> {
+    pub(crate) async fn layout(&self, table: &str) -> Result<TableLayout> {
         let mut conn = self.session().await?;
         let rows: Vec<SqlRow> = conn
             .exec(
@@ -134,7 +134,7 @@ impl Bench {
     }
 
     /// All cells of a table as SELECT gives them, in the order of its `id`.
-    pub async fn select(&self, table: &str, layout: &TableLayout) -> Result<Vec<Vec<Cell>>> {
+    pub(crate) async fn select(&self, table: &str, layout: &TableLayout) -> Result<Vec<Vec<Cell>>> {
         let mut conn = self.session().await?;
         let names: Vec<String> = layout
             .columns
@@ -180,7 +180,7 @@ fn as_cell((value, column): (Value, &Column)) -> Cell {
 }
 
 /// Decodes every row event of `table`, with its table map.
-pub fn decode(
+pub(crate) fn decode(
     events: &[Event],
     flavour: Flavour,
     table: &str,
@@ -217,12 +217,12 @@ pub fn decode(
 }
 
 /// All columns of a layout.
-pub fn all(layout: &TableLayout) -> Vec<String> {
+pub(crate) fn all(layout: &TableLayout) -> Vec<String> {
     layout.columns.iter().map(|c| c.name.clone()).collect()
 }
 
 /// A cell in a form that can be read in a failure.
-pub fn show(cell: &Cell) -> String {
+pub(crate) fn show(cell: &Cell) -> String {
     match cell {
         Cell::Text(t) => format!("text {:?}", String::from_utf8_lossy(t)),
         other => format!("{other:?}"),
@@ -230,7 +230,7 @@ pub fn show(cell: &Cell) -> String {
 }
 
 /// Compares inserted rows with SELECT, cell by cell.
-pub async fn compare(bench: &Bench, events: &[Event], table: &str) -> Result<usize> {
+pub(crate) async fn compare(bench: &Bench, events: &[Event], table: &str) -> Result<usize> {
     let layout = bench.layout(table).await?;
     let rows = decode(events, bench.flavour, table, &layout, &all(&layout))?;
     let selected = bench.select(table, &layout).await?;
