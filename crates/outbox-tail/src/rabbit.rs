@@ -300,7 +300,11 @@ impl Shared {
         inner.state = BrokerState::Down(why.to_owned());
         self.ready.send_replace(None);
         let queued = std::mem::take(&mut inner.inbox);
-        inner.decide(queued.into_iter().map(|(t, _)| (t, PublishOutcome::Unconfirmed)));
+        inner.decide(
+            queued
+                .into_iter()
+                .map(|(t, _)| (t, PublishOutcome::Unconfirmed)),
+        );
         drop(inner);
         self.decided.notify_one();
     }

@@ -18,7 +18,9 @@ async fn one_unroutable_message_in_seven_is_never_settled_wrongly() {
     let running = run(config(&rabbit.url()));
     let key = |i: u64| if i % 7 == 3 { "bad" } else { "good" };
     let began = Instant::now();
-    let work = deliver(&running.publisher, COUNT, 2000, |i| message("x", key(i), i, 100));
+    let work = deliver(&running.publisher, COUNT, 2000, |i| {
+        message("x", key(i), i, 100)
+    });
     let report = within(Duration::from_secs(200), "300,000 outcomes", work).await;
     let took = began.elapsed();
     println!("{COUNT} in {took:?}, slowest outcome {:?}", report.slowest);
@@ -48,12 +50,21 @@ async fn every_outcome_is_there_within_a_second_when_traffic_stops() {
     let running = run(config(&rabbit.url()));
     let generation = running.ready().await;
     let mut id = 0;
-    for (round, size) in [1_u64, 2, 7, 50, 500, 2000].into_iter().cycle().take(60).enumerate() {
+    for (round, size) in [1_u64, 2, 7, 50, 500, 2000]
+        .into_iter()
+        .cycle()
+        .take(60)
+        .enumerate()
+    {
         // From all routed to none routed.
         let bad = u64::try_from(round).unwrap() / 6;
         let batch = (id..id + size)
             .map(|i| {
-                let key = if i.wrapping_mul(2_654_435_761) % 9 < bad { "bad" } else { "good" };
+                let key = if i.wrapping_mul(2_654_435_761) % 9 < bad {
+                    "bad"
+                } else {
+                    "good"
+                };
                 (i, message("stops", key, i, 20))
             })
             .collect();
@@ -112,7 +123,10 @@ async fn messages_arrive_in_the_order_of_submission() {
     let rabbit = Rabbit::shared().await.unwrap();
     rabbit.topology("order", "order", "#").await.unwrap();
     let running = run(config(&rabbit.url()));
-    let report = deliver(&running.publisher, 5000, 700, |i| message("order", "k", i, 50)).await;
+    let report = deliver(&running.publisher, 5000, 700, |i| {
+        message("order", "k", i, 50)
+    })
+    .await;
     assert_eq!(report.confirmed(), 5000);
     assert_eq!(drain(&rabbit, "order").await, (0..5000).collect::<Vec<_>>());
     running.stop().await;
@@ -126,7 +140,10 @@ async fn messages_under_an_old_generation_come_back_unconfirmed() {
     rabbit.topology("x", "q", "#").await.unwrap();
     let running = run(config(&rabbit.url()));
     let old = running.ready().await;
-    rabbit.ctl(&["close_all_connections", "test"]).await.unwrap();
+    rabbit
+        .ctl(&["close_all_connections", "test"])
+        .await
+        .unwrap();
     let new = within(Duration::from_secs(20), "a new generation", async {
         loop {
             let now = running.publisher.ready().await;
@@ -137,8 +154,12 @@ async fn messages_under_an_old_generation_come_back_unconfirmed() {
         }
     })
     .await;
-    running.publisher.submit(old, vec![(1, message("x", "k", 1, 10))]);
-    running.publisher.submit(new, vec![(2, message("x", "k", 2, 10))]);
+    running
+        .publisher
+        .submit(old, vec![(1, message("x", "k", 1, 10))]);
+    running
+        .publisher
+        .submit(new, vec![(2, message("x", "k", 2, 10))]);
     let outcomes = running.outcomes(2, Duration::from_secs(5)).await;
     assert_eq!(outcomes[&1], PublishOutcome::Unconfirmed);
     assert_eq!(outcomes[&2], PublishOutcome::Confirmed);

@@ -38,13 +38,22 @@ async fn neither_a_silent_port_nor_reconnects_leave_threads_or_descriptors_behin
     let end = Instant::now() + SOON;
     while link.accepted() < 12 {
         // The one that was given up ends while the next begins.
-        assert!(lapin_threads() <= 2, "{} threads at a silent port", lapin_threads());
+        assert!(
+            lapin_threads() <= 2,
+            "{} threads at a silent port",
+            lapin_threads()
+        );
         assert!(Instant::now() < end, "{} attempts", link.accepted());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let BrokerState::Down(why) = running.publisher.state() else { panic!("up at a silent port") };
+    let BrokerState::Down(why) = running.publisher.state() else {
+        panic!("up at a silent port")
+    };
     let server = format!("127.0.0.1:{}", link.port);
-    assert!(why.contains(&server) && why.contains("login") && !why.contains("guest"), "{why}");
+    assert!(
+        why.contains(&server) && why.contains("login") && !why.contains("guest"),
+        "{why}"
+    );
     running.stop().await;
     threads_are(0).await;
 

@@ -28,7 +28,10 @@ async fn nothing_is_lost_when_the_connection_is_cut_every_two_seconds() {
     let key = |i: u64| if i % 11 == 4 { "bad" } else { "good" };
     let count = 60_000;
     let work = tokio::spawn(async move {
-        deliver(&publisher, count, WINDOW, move |i| message("cut", key(i), i, 50)).await
+        deliver(&publisher, count, WINDOW, move |i| {
+            message("cut", key(i), i, 50)
+        })
+        .await
     });
     let mut pace = tokio::time::interval(Duration::from_secs(2));
     pace.tick().await;
@@ -39,12 +42,23 @@ async fn nothing_is_lost_when_the_connection_is_cut_every_two_seconds() {
     let report = within(LONG, "delivery", work).await.unwrap();
     for (ticket, outcome) in &report.outcomes {
         let good = key(*ticket) == "good";
-        assert_eq!(*outcome == PublishOutcome::Confirmed, good, "{ticket}: {outcome:?}");
+        assert_eq!(
+            *outcome == PublishOutcome::Confirmed,
+            good,
+            "{ticket}: {outcome:?}"
+        );
     }
-    assert!(report.generations.len() > CUTS / 2, "{:?}", report.generations);
+    assert!(
+        report.generations.len() > CUTS / 2,
+        "{:?}",
+        report.generations
+    );
     let got = drain(&rabbit, "cut").await;
     let distinct: BTreeSet<u64> = got.iter().copied().collect();
-    assert_eq!(distinct.len(), (0..count).filter(|i| key(*i) == "good").count());
+    assert_eq!(
+        distinct.len(),
+        (0..count).filter(|i| key(*i) == "good").count()
+    );
     assert!(got.len() - distinct.len() <= CUTS * WINDOW);
     running.stop().await;
 }
@@ -62,14 +76,26 @@ async fn a_link_that_swallows_everything_is_left_and_used_again_when_it_carries(
     let generation = running.ready().await;
     link.swallow(true);
     let began = Instant::now();
-    running.publisher.submit(generation, (0..50).map(|i| (i, message("hole", "k", i, 10))).collect());
+    running.publisher.submit(
+        generation,
+        (0..50).map(|i| (i, message("hole", "k", i, 10))).collect(),
+    );
     let outcomes = running.outcomes(50, LONG).await;
-    assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_millis(3500),
+        "{:?}",
+        began.elapsed()
+    );
     assert!(outcomes.values().all(|o| *o == PublishOutcome::Unconfirmed));
     let nobody = tokio::time::timeout(Duration::from_secs(3), running.publisher.ready()).await;
     assert!(nobody.is_err(), "ready over a dead link");
     link.swallow(false);
-    let report = within(LONG, "delivery", deliver(&running.publisher, 50, 50, |i| message("hole", "k", i, 10))).await;
+    let report = within(
+        LONG,
+        "delivery",
+        deliver(&running.publisher, 50, 50, |i| message("hole", "k", i, 10)),
+    )
+    .await;
     assert_eq!(report.confirmed(), 50);
     running.stop().await;
 }
@@ -87,20 +113,35 @@ async fn late_confirms_cost_one_probe_each_time_and_never_pile_up_channels() {
     for cycle in 0..CYCLES {
         let generation = running.ready().await;
         link.delay(Duration::from_millis(1500));
-        let batch = (0..20).map(|i| (cycle * 20 + i, message("late", "k", cycle * 20 + i, 10))).collect();
+        let batch = (0..20)
+            .map(|i| (cycle * 20 + i, message("late", "k", cycle * 20 + i, 10)))
+            .collect();
         running.publisher.submit(generation, batch);
         let outcomes = running.outcomes(20, LONG).await;
-        assert!(outcomes.values().all(|o| *o == PublishOutcome::Unconfirmed), "{outcomes:?}");
+        assert!(
+            outcomes.values().all(|o| *o == PublishOutcome::Unconfirmed),
+            "{outcomes:?}"
+        );
         link.delay(Duration::ZERO);
         if cycle % 5 == 0 {
-            let open = rabbit.ctl(&["list_channels", "--quiet", "--no-table-headers", "pid"]).await.unwrap();
+            let open = rabbit
+                .ctl(&["list_channels", "--quiet", "--no-table-headers", "pid"])
+                .await
+                .unwrap();
             assert!(open.lines().count() <= 2, "{open}");
         }
     }
     // The first window, then a single probe for each cycle.
     let expected: Vec<u64> = (0..20).chain((1..CYCLES).map(|c| c * 20)).collect();
     assert_eq!(drain(&rabbit, "late").await, expected);
-    let report = within(LONG, "delivery", deliver(&running.publisher, 500, 100, |i| message("late", "k", i, 10))).await;
+    let report = within(
+        LONG,
+        "delivery",
+        deliver(&running.publisher, 500, 100, |i| {
+            message("late", "k", i, 10)
+        }),
+    )
+    .await;
     assert_eq!((report.confirmed(), report.repeats), (500, 0));
     running.stop().await;
 }

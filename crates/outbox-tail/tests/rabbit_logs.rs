@@ -35,21 +35,39 @@ async fn with_the_noisy_targets_off_neither_bodies_nor_passwords_are_logged() {
     let sink = Sink::default();
     let writer = sink.clone();
     let noisy = NOISY_TARGETS.iter().map(|t| (*t, LevelFilter::OFF));
-    let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
-    let targets = Targets::new().with_default(LevelFilter::TRACE).with_targets(noisy);
-    tracing_subscriber::registry().with(targets).with(layer).init();
+    let layer = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .with_writer(move || writer.clone());
+    let targets = Targets::new()
+        .with_default(LevelFilter::TRACE)
+        .with_targets(noisy);
+    tracing_subscriber::registry()
+        .with(targets)
+        .with(layer)
+        .init();
 
     let rabbit = Rabbit::start().await.unwrap();
     rabbit.topology("x", "q", "good").await.unwrap();
-    rabbit.ctl(&["add_user", "relay", "hush-hush"]).await.unwrap();
-    rabbit.ctl(&["set_permissions", "relay", "", ".*", ".*"]).await.unwrap();
-    let running = run(config(&format!("amqp://relay:hush-hush@127.0.0.1:{}/%2f", rabbit.port)));
+    rabbit
+        .ctl(&["add_user", "relay", "hush-hush"])
+        .await
+        .unwrap();
+    rabbit
+        .ctl(&["set_permissions", "relay", "", ".*", ".*"])
+        .await
+        .unwrap();
+    let running = run(config(&format!(
+        "amqp://relay:hush-hush@127.0.0.1:{}/%2f",
+        rabbit.port
+    )));
     let generation = running.ready().await;
     let mut lost = message("x", "bad", 1, 0);
     lost.body = "the-payload-itself".into();
     let mut good = lost.clone();
     good.routing_key = "good".into();
-    running.publisher.submit(generation, vec![(1, lost), (2, good)]);
+    running
+        .publisher
+        .submit(generation, vec![(1, lost), (2, good)]);
     let outcomes = running.outcomes(2, Duration::from_secs(10)).await;
     assert!(matches!(outcomes[&1], PublishOutcome::Returned(_)));
     running.stop().await;
@@ -57,9 +75,15 @@ async fn with_the_noisy_targets_off_neither_bodies_nor_passwords_are_logged() {
     let bytes = sink.0.lock().unwrap().clone();
     let text = String::from_utf8_lossy(&bytes);
     // As text, and as a debug print of bytes.
-    let printed = |secret: &str| format!("{:?}", secret.as_bytes()).trim_matches(['[', ']']).to_owned();
+    let printed = |secret: &str| {
+        format!("{:?}", secret.as_bytes())
+            .trim_matches(['[', ']'])
+            .to_owned()
+    };
     for secret in ["the-payload-itself", "hush-hush"] {
-        let found = text.lines().find(|l| l.contains(secret) || l.contains(&printed(secret)));
+        let found = text
+            .lines()
+            .find(|l| l.contains(secret) || l.contains(&printed(secret)));
         assert!(found.is_none(), "{found:?}");
     }
     assert!(text.contains("lapin"), "nothing was listened to");

@@ -24,8 +24,9 @@ async fn nothing_is_lost_when_the_broker_is_killed_five_times_under_load() {
     rabbit.restart().await.unwrap();
     let running = run(config(&rabbit.url()));
     let publisher = running.publisher.clone();
-    let work =
-        tokio::spawn(async move { deliver(&publisher, COUNT, WINDOW, |i| message("x", "k", i, 200)).await });
+    let work = tokio::spawn(async move {
+        deliver(&publisher, COUNT, WINDOW, |i| message("x", "k", i, 200)).await
+    });
     for _ in 0..5 {
         let up = running.ready().await;
         within(LONG, "traffic", async {
@@ -46,12 +47,23 @@ async fn nothing_is_lost_when_the_broker_is_killed_five_times_under_load() {
         rabbit.restart().await.unwrap();
     }
     let report = within(LONG, "delivery", work).await.unwrap();
-    let other = report.outcomes.values().find(|o| **o != PublishOutcome::Confirmed);
-    assert_eq!(report.confirmed(), usize::try_from(COUNT).unwrap(), "{other:?}");
+    let other = report
+        .outcomes
+        .values()
+        .find(|o| **o != PublishOutcome::Confirmed);
+    assert_eq!(
+        report.confirmed(),
+        usize::try_from(COUNT).unwrap(),
+        "{other:?}"
+    );
     let got = drain(&rabbit, "q").await;
     let distinct: BTreeSet<u64> = got.iter().copied().collect();
     assert_eq!(distinct.len(), usize::try_from(COUNT).unwrap());
-    assert!(got.len() - distinct.len() <= 5 * WINDOW, "{} duplicates", got.len() - distinct.len());
+    assert!(
+        got.len() - distinct.len() <= 5 * WINDOW,
+        "{} duplicates",
+        got.len() - distinct.len()
+    );
     running.stop().await;
 }
 
@@ -66,14 +78,21 @@ async fn a_broker_that_no_longer_answers_is_left_within_two_heartbeats() {
     let generation = running.ready().await;
     rabbit.pause().unwrap();
     let began = Instant::now();
-    running.publisher.submit(generation, vec![(0, message("x", "k", 0, 10))]);
+    running
+        .publisher
+        .submit(generation, vec![(0, message("x", "k", 0, 10))]);
     let outcomes = running.outcomes(1, Duration::from_secs(10)).await;
     // Two heartbeats, half a second until it is looked at, and the polite close.
     let limit = Duration::from_millis(2500) + Duration::from_secs(2);
     assert!(began.elapsed() < limit, "{:?}", began.elapsed());
     assert_eq!(outcomes[&0], PublishOutcome::Unconfirmed);
     rabbit.resume().unwrap();
-    let report = within(LONG, "delivery", deliver(&running.publisher, 10, 5, |i| message("x", "k", i, 10))).await;
+    let report = within(
+        LONG,
+        "delivery",
+        deliver(&running.publisher, 10, 5, |i| message("x", "k", i, 10)),
+    )
+    .await;
     assert_eq!(report.confirmed(), 10);
     running.stop().await;
 }
@@ -100,11 +119,15 @@ async fn a_blocking_broker_is_waited_for_on_the_same_connection_and_can_be_left(
 
     alarm("900000GB").await;
     let publisher = running.publisher.clone();
-    let work =
-        tokio::spawn(async move { deliver(&publisher, 20_000, WINDOW, |i| message("x", "k", i, 200)).await });
+    let work = tokio::spawn(async move {
+        deliver(&publisher, 20_000, WINDOW, |i| message("x", "k", i, 200)).await
+    });
     blocked().await;
     let held = running.publisher.snapshot();
-    assert!(held.unconfirmed <= WINDOW && held.unconfirmed > 0, "{held:?}");
+    assert!(
+        held.unconfirmed <= WINDOW && held.unconfirmed > 0,
+        "{held:?}"
+    );
     let nobody = tokio::time::timeout(Duration::from_secs(5), running.publisher.ready()).await;
     assert!(nobody.is_err(), "ready while blocked");
     // Longer than the confirm timeout by far: the clock stands still.
@@ -122,6 +145,12 @@ async fn a_blocking_broker_is_waited_for_on_the_same_connection_and_can_be_left(
     running.cancel.cancel();
     let outcomes = running.outcomes(500, Duration::from_secs(10)).await;
     assert!(outcomes.values().all(|o| *o == PublishOutcome::Unconfirmed));
-    within(Duration::from_secs(5), "the driver ends", running.driver).await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    within(Duration::from_secs(5), "the driver ends", running.driver)
+        .await
+        .unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
 }

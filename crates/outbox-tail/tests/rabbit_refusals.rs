@@ -6,9 +6,9 @@ mod rabbit_support;
 
 use std::time::Duration;
 
+use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, ExchangeDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::ExchangeKind;
 use outbox_core::failure::FailureClass;
 use outbox_core::message::HeaderValue;
 use outbox_core::ports::{BrokerState, PublishOutcome, Publisher};
@@ -18,7 +18,11 @@ use rabbit_support::{config, deliver, drain, message, run, templated, within};
 
 const SOON: Duration = Duration::from_secs(20);
 
-async fn state(publisher: &RabbitPublisher, what: &str, is: impl Fn(&BrokerState) -> bool) -> String {
+async fn state(
+    publisher: &RabbitPublisher,
+    what: &str,
+    is: impl Fn(&BrokerState) -> bool,
+) -> String {
     within(SOON, what, async {
         loop {
             let state = publisher.state();
@@ -43,7 +47,8 @@ fn refused(outcome: &PublishOutcome, code: &str) -> bool {
 /// Channels and connections that the node has closed on an error since it started.
 fn closed_in_anger(rabbit: &Rabbit) -> usize {
     let log = rabbit.log();
-    log.matches("operation basic.publish caused a channel exception").count()
+    log.matches("operation basic.publish caused a channel exception")
+        .count()
         + log.matches("Error on AMQP connection").count()
 }
 
@@ -58,13 +63,23 @@ async fn a_wrong_password_or_vhost_is_told_without_the_password_and_mended_by_th
     config.urls = outbox_tail::rabbit::Urls::File(file.clone());
     let running = run(config);
     let text = state(&running.publisher, "login refused", down("ACCESS_REFUSED")).await;
-    assert!(text.contains(&format!("127.0.0.1:{port}")) && !text.contains("s3cret"), "{text}");
-    std::fs::write(&file, format!("amqp://guest:guest@127.0.0.1:{port}/nowhere")).unwrap();
+    assert!(
+        text.contains(&format!("127.0.0.1:{port}")) && !text.contains("s3cret"),
+        "{text}"
+    );
+    std::fs::write(
+        &file,
+        format!("amqp://guest:guest@127.0.0.1:{port}/nowhere"),
+    )
+    .unwrap();
     let text = state(&running.publisher, "vhost missing", down("nowhere")).await;
     assert!(!text.contains("guest:guest"), "{text}");
     // The first of two is a closed port: the next in turn is taken.
     let closed = outbox_testkit::root::free_port().unwrap();
-    let good = format!("amqp://guest:guest@127.0.0.1:{closed}/%2f, {}", rabbit.url());
+    let good = format!(
+        "amqp://guest:guest@127.0.0.1:{closed}/%2f, {}",
+        rabbit.url()
+    );
     std::fs::write(&file, good).unwrap();
     running.ready().await;
     running.stop().await;
@@ -84,7 +99,12 @@ async fn a_missing_static_exchange_is_down_until_it_is_there_and_can_be_declared
     let mut asked = config(&rabbit.url());
     asked.exchanges = vec![String::new(), "later".into()];
     let running = run(asked.clone());
-    state(&running.publisher, "missing", down("exchange \"later\" is missing")).await;
+    state(
+        &running.publisher,
+        "missing",
+        down("exchange \"later\" is missing"),
+    )
+    .await;
     // Another instance may create it.
     asked.declare = Some(ExchangeType::Topic);
     let other = run(asked);
@@ -103,16 +123,33 @@ async fn a_static_exchange_that_is_deleted_costs_no_row_and_is_waited_for() {
     let running = run(asked);
     let generation = running.ready().await;
     rabbit
-        .with_channel(async |c| Ok(c.exchange_delete("goes".into(), ExchangeDeleteOptions::default()).await?))
+        .with_channel(async |c| {
+            Ok(
+                c.exchange_delete("goes".into(), ExchangeDeleteOptions::default())
+                    .await?,
+            )
+        })
         .await
         .unwrap();
     let batch = (0..100).map(|i| (i, message("goes", "k", i, 10))).collect();
     running.publisher.submit(generation, batch);
     let outcomes = running.outcomes(100, SOON).await;
-    assert!(outcomes.values().all(|o| *o == PublishOutcome::Unconfirmed), "{outcomes:?}");
-    state(&running.publisher, "missing", down("exchange \"goes\" is missing")).await;
+    assert!(
+        outcomes.values().all(|o| *o == PublishOutcome::Unconfirmed),
+        "{outcomes:?}"
+    );
+    state(
+        &running.publisher,
+        "missing",
+        down("exchange \"goes\" is missing"),
+    )
+    .await;
     rabbit.topology("goes", "goes", "#").await.unwrap();
-    let report = within(SOON, "delivery", deliver(&running.publisher, 100, 50, |i| message("goes", "k", i, 10)));
+    let report = within(
+        SOON,
+        "delivery",
+        deliver(&running.publisher, 100, 50, |i| message("goes", "k", i, 10)),
+    );
     assert_eq!(report.await.confirmed(), 100);
     running.stop().await;
 }
@@ -123,8 +160,17 @@ async fn rows_for_missing_or_internal_templated_exchanges_fail_alone() {
     rabbit.topology("x", "q", "#").await.unwrap();
     rabbit
         .with_channel(async |c| {
-            let options = ExchangeDeclareOptions { internal: true, ..ExchangeDeclareOptions::default() };
-            Ok(c.exchange_declare("inner".into(), ExchangeKind::Topic, options, FieldTable::default()).await?)
+            let options = ExchangeDeclareOptions {
+                internal: true,
+                ..ExchangeDeclareOptions::default()
+            };
+            Ok(c.exchange_declare(
+                "inner".into(),
+                ExchangeKind::Topic,
+                options,
+                FieldTable::default(),
+            )
+            .await?)
         })
         .await
         .unwrap();
@@ -134,13 +180,21 @@ async fn rows_for_missing_or_internal_templated_exchanges_fail_alone() {
         300 | 700 => "inner",
         _ => "x",
     };
-    let work = deliver(&running.publisher, 1000, 200, |i| templated(message(exchange(i), "k", i, 10)));
+    let work = deliver(&running.publisher, 1000, 200, |i| {
+        templated(message(exchange(i), "k", i, 10))
+    });
     let report = within(SOON, "delivery", work).await;
     for (ticket, outcome) in &report.outcomes {
         match exchange(*ticket) {
             "x" => assert_eq!(*outcome, PublishOutcome::Confirmed, "{ticket}"),
-            "none" => assert!(refused(outcome, "exchange_missing"), "{ticket}: {outcome:?}"),
-            _ => assert!(refused(outcome, "exchange_refused"), "{ticket}: {outcome:?}"),
+            "none" => assert!(
+                refused(outcome, "exchange_missing"),
+                "{ticket}: {outcome:?}"
+            ),
+            _ => assert!(
+                refused(outcome, "exchange_refused"),
+                "{ticket}: {outcome:?}"
+            ),
         }
     }
     // The internal exchange cannot be found out beforehand: it costs one channel, once.
@@ -164,9 +218,15 @@ async fn a_revoked_permission_is_down_without_charging_rows_and_ends_when_it_is_
     asked.exchanges = vec!["x".into()];
     let running = run(asked);
     running.ready().await;
-    rabbit.ctl(&["set_permissions", "relay", "", "none", "x"]).await.unwrap();
+    rabbit
+        .ctl(&["set_permissions", "relay", "", "none", "x"])
+        .await
+        .unwrap();
     let publisher = running.publisher.clone();
-    let work = tokio::spawn(async move { deliver(&publisher, 500, 100, |i| message("x", "k", i, 10)).await });
+    let work =
+        tokio::spawn(
+            async move { deliver(&publisher, 500, 100, |i| message("x", "k", i, 10)).await },
+        );
     state(&running.publisher, "refused", down("refused for user")).await;
     let opened = running.publisher.snapshot().reconnects;
     tokio::time::sleep(Duration::from_secs(6)).await;
@@ -180,11 +240,15 @@ async fn a_revoked_permission_is_down_without_charging_rows_and_ends_when_it_is_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_over_the_brokers_limit_fails_alone_and_the_next_is_refused_beforehand() {
-    let rabbit = Rabbit::start_with("max_message_size = 100000\n").await.unwrap();
+    let rabbit = Rabbit::start_with("max_message_size = 100000\n")
+        .await
+        .unwrap();
     rabbit.topology("x", "q", "#").await.unwrap();
     let running = run(config(&rabbit.url()));
     let size = |i: u64| if i % 400 == 150 { 200_000 } else { 50 };
-    let work = deliver(&running.publisher, 1000, 200, |i| message("x", "k", i, size(i)));
+    let work = deliver(&running.publisher, 1000, 200, |i| {
+        message("x", "k", i, size(i))
+    });
     let report = within(SOON, "delivery", work).await;
     for (ticket, outcome) in &report.outcomes {
         if size(*ticket) == 50 {
@@ -207,14 +271,23 @@ async fn a_message_that_offends_the_broker_is_found_among_its_neighbours() {
     let make = |i: u64| {
         let mut m = message("x", "k", i, 10);
         if i == 77 || i == 250 {
-            m.headers.push(("CC".into(), HeaderValue::Text("not a list".into())));
+            m.headers
+                .push(("CC".into(), HeaderValue::Text("not a list".into())));
         }
         m
     };
-    let report = within(SOON, "delivery", deliver(&running.publisher, 400, 100, make)).await;
+    let report = within(
+        SOON,
+        "delivery",
+        deliver(&running.publisher, 400, 100, make),
+    )
+    .await;
     for (ticket, outcome) in &report.outcomes {
         if *ticket == 77 || *ticket == 250 {
-            assert!(refused(outcome, "refused_by_broker"), "{ticket}: {outcome:?}");
+            assert!(
+                refused(outcome, "refused_by_broker"),
+                "{ticket}: {outcome:?}"
+            );
         } else {
             assert_eq!(*outcome, PublishOutcome::Confirmed, "{ticket}");
         }
@@ -222,7 +295,11 @@ async fn a_message_that_offends_the_broker_is_found_among_its_neighbours() {
     // For each: the channel, and the trial alone.
     assert_eq!(closed_in_anger(&rabbit), 4, "{}", rabbit.log());
     let mut seen = std::collections::BTreeSet::new();
-    let first_copies: Vec<u64> = drain(&rabbit, "q").await.into_iter().filter(|i| seen.insert(*i)).collect();
+    let first_copies: Vec<u64> = drain(&rabbit, "q")
+        .await
+        .into_iter()
+        .filter(|i| seen.insert(*i))
+        .collect();
     assert_eq!(first_copies.len(), 398);
     assert!(first_copies.is_sorted(), "order of first delivery");
     running.stop().await;
@@ -236,14 +313,23 @@ async fn headers_over_the_frame_size_fail_alone_without_touching_the_channel() {
     let generation = running.ready().await;
     let big = |bytes: usize, id| {
         let mut m = message("frames", "k", id, 10);
-        m.headers.push(("h".into(), HeaderValue::Text("x".repeat(bytes))));
+        m.headers
+            .push(("h".into(), HeaderValue::Text("x".repeat(bytes))));
         m
     };
-    let batch = vec![(1, big(130_000, 1)), (2, big(131_072, 2)), (3, message("frames", "k", 3, 300_000))];
+    let batch = vec![
+        (1, big(130_000, 1)),
+        (2, big(131_072, 2)),
+        (3, message("frames", "k", 3, 300_000)),
+    ];
     running.publisher.submit(generation, batch);
     let outcomes = running.outcomes(3, SOON).await;
     assert_eq!(outcomes[&1], PublishOutcome::Confirmed);
-    assert!(refused(&outcomes[&2], "headers_too_large"), "{:?}", outcomes[&2]);
+    assert!(
+        refused(&outcomes[&2], "headers_too_large"),
+        "{:?}",
+        outcomes[&2]
+    );
     assert_eq!(outcomes[&3], PublishOutcome::Confirmed);
     assert_eq!(running.publisher.snapshot().reconnects, 0);
     running.stop().await;
@@ -256,20 +342,31 @@ async fn messages_without_a_binding_are_returned_until_it_is_back_or_an_alternat
     let running = run(config(&rabbit.url()));
     let one = async |id: u64| {
         let generation = running.ready().await;
-        running.publisher.submit(generation, vec![(id, message("unbound", "k", id, 10))]);
+        running
+            .publisher
+            .submit(generation, vec![(id, message("unbound", "k", id, 10))]);
         running.outcomes(1, SOON).await.remove(&id).unwrap()
     };
     assert_eq!(one(1).await, PublishOutcome::Confirmed);
     let publisher = running.publisher.clone();
     let unbind = rabbit.with_channel(async |c| {
         let (queue, exchange) = ("unbound".into(), "unbound".into());
-        Ok(c.queue_unbind(queue, exchange, "k".into(), FieldTable::default()).await?)
+        Ok(
+            c.queue_unbind(queue, exchange, "k".into(), FieldTable::default())
+                .await?,
+        )
     });
     // Under load: the deletion falls between two messages of one stream.
-    let load = deliver(&publisher, 3000, 300, |i| message("unbound", "k", 100 + i, 10));
+    let load = deliver(&publisher, 3000, 300, |i| {
+        message("unbound", "k", 100 + i, 10)
+    });
     let (report, unbound) = tokio::join!(load, unbind);
     unbound.unwrap();
-    let returned = report.outcomes.values().filter(|o| matches!(o, PublishOutcome::Returned(_))).count();
+    let returned = report
+        .outcomes
+        .values()
+        .filter(|o| matches!(o, PublishOutcome::Returned(_)))
+        .count();
     assert_eq!(report.confirmed() + returned, 3000);
     let depth = usize::try_from(rabbit.depth("unbound").await.unwrap()).unwrap();
     assert_eq!(depth, 1 + report.confirmed());
@@ -277,13 +374,29 @@ async fn messages_without_a_binding_are_returned_until_it_is_back_or_an_alternat
     rabbit
         .with_channel(async |c| {
             let mut with = FieldTable::default();
-            with.insert("alternate-exchange".into(), AMQPValue::LongString("spare".into()));
-            let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-            c.exchange_declare("spare".into(), ExchangeKind::Fanout, options, FieldTable::default()).await?;
+            with.insert(
+                "alternate-exchange".into(),
+                AMQPValue::LongString("spare".into()),
+            );
+            let options = ExchangeDeclareOptions {
+                durable: true,
+                ..ExchangeDeclareOptions::default()
+            };
+            c.exchange_declare(
+                "spare".into(),
+                ExchangeKind::Fanout,
+                options,
+                FieldTable::default(),
+            )
+            .await?;
             outbox_testkit::rabbit::declare_queue(c, "spare").await?;
             outbox_testkit::rabbit::bind(c, "spare", "spare", "").await?;
-            c.exchange_delete("unbound".into(), ExchangeDeleteOptions::default()).await?;
-            Ok(c.exchange_declare("unbound".into(), ExchangeKind::Topic, options, with).await?)
+            c.exchange_delete("unbound".into(), ExchangeDeleteOptions::default())
+                .await?;
+            Ok(
+                c.exchange_declare("unbound".into(), ExchangeKind::Topic, options, with)
+                    .await?,
+            )
         })
         .await
         .unwrap();
@@ -304,7 +417,12 @@ async fn a_templated_exchange_that_is_deleted_under_load_fails_its_own_rows_only
     let first = deliver(&publisher, 200, 100, make).await;
     assert_eq!(first.confirmed(), 200);
     rabbit
-        .with_channel(async |c| Ok(c.exchange_delete("brief".into(), ExchangeDeleteOptions::default()).await?))
+        .with_channel(async |c| {
+            Ok(
+                c.exchange_delete("brief".into(), ExchangeDeleteOptions::default())
+                    .await?,
+            )
+        })
         .await
         .unwrap();
     let report = within(SOON, "delivery", deliver(&publisher, 2000, 100, make)).await;
@@ -312,7 +430,10 @@ async fn a_templated_exchange_that_is_deleted_under_load_fails_its_own_rows_only
         if exchange(*ticket) == "x" {
             assert_eq!(*outcome, PublishOutcome::Confirmed, "{ticket}");
         } else {
-            assert!(refused(outcome, "exchange_missing"), "{ticket}: {outcome:?}");
+            assert!(
+                refused(outcome, "exchange_missing"),
+                "{ticket}: {outcome:?}"
+            );
         }
     }
     assert_eq!(closed_in_anger(&rabbit), 1, "{}", rabbit.log());
@@ -324,11 +445,28 @@ async fn a_routing_key_that_topic_permissions_forbid_fails_its_own_rows_only() {
     let rabbit = Rabbit::start().await.unwrap();
     rabbit.topology("x", "q", "#").await.unwrap();
     rabbit.ctl(&["add_user", "relay", "pw"]).await.unwrap();
-    rabbit.ctl(&["set_permissions", "relay", "", "x", "x"]).await.unwrap();
-    rabbit.ctl(&["set_topic_permissions", "relay", "x", "^open", ".*"]).await.unwrap();
-    let running = run(config(&format!("amqp://relay:pw@127.0.0.1:{}/%2f", rabbit.port)));
-    let key = |i: u64| if i == 30 || i == 160 { "closed.a" } else { "open.a" };
-    let work = deliver(&running.publisher, 300, 100, |i| message("x", key(i), i, 10));
+    rabbit
+        .ctl(&["set_permissions", "relay", "", "x", "x"])
+        .await
+        .unwrap();
+    rabbit
+        .ctl(&["set_topic_permissions", "relay", "x", "^open", ".*"])
+        .await
+        .unwrap();
+    let running = run(config(&format!(
+        "amqp://relay:pw@127.0.0.1:{}/%2f",
+        rabbit.port
+    )));
+    let key = |i: u64| {
+        if i == 30 || i == 160 {
+            "closed.a"
+        } else {
+            "open.a"
+        }
+    };
+    let work = deliver(&running.publisher, 300, 100, |i| {
+        message("x", key(i), i, 10)
+    });
     let report = within(SOON, "delivery", work).await;
     for (ticket, outcome) in &report.outcomes {
         if key(*ticket) == "open.a" {

@@ -151,8 +151,14 @@ mod tests {
             checks.known(&message("gone", true), now),
             Known::Refused(f) if f.code == "exchange_missing"
         ));
-        assert_eq!(checks.known(&message("gone", true), now + MISSING_FOR), Known::Unknown);
-        assert_eq!(checks.known(&message("there", true), now + GOOD_FOR), Known::Unknown);
+        assert_eq!(
+            checks.known(&message("gone", true), now + MISSING_FOR),
+            Known::Unknown
+        );
+        assert_eq!(
+            checks.known(&message("there", true), now + GOOD_FOR),
+            Known::Unknown
+        );
     }
 
     #[test]
@@ -160,7 +166,10 @@ mod tests {
         let now = Instant::now();
         let mut checks = Checks::default();
         checks.topic_refused("x", "k", "refused", now);
-        assert!(matches!(checks.known(&message("x", false), now), Known::Refused(_)));
+        assert!(matches!(
+            checks.known(&message("x", false), now),
+            Known::Refused(_)
+        ));
         assert_eq!(checks.known(&message("y", false), now), Known::Good);
         checks.limit(4, now);
         assert!(matches!(

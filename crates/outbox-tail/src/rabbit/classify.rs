@@ -54,22 +54,20 @@ pub(super) fn loss(error: &lapin::Error) -> Loss {
     let text = amqp.get_message().to_string();
     let unknown = || Loss::Link(text.clone());
     match amqp.kind() {
-        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => {
-            quoted_after(&text, "no exchange ").map_or_else(unknown, |name| Loss::Exchange {
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => quoted_after(&text, "no exchange ")
+            .map_or_else(unknown, |name| Loss::Exchange {
                 name,
                 missing: true,
                 text: text.clone(),
-            })
-        }
+            }),
         AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => refused(&text),
-        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => size_limit(&text)
-            .map_or_else(
-                || Loss::Suspect(text.clone()),
-                |max| Loss::TooLarge {
-                    max,
-                    text: text.clone(),
-                },
-            ),
+        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => size_limit(&text).map_or_else(
+            || Loss::Suspect(text.clone()),
+            |max| Loss::TooLarge {
+                max,
+                text: text.clone(),
+            },
+        ),
         AMQPErrorKind::Hard(
             AMQPHardError::FRAMEERROR
             | AMQPHardError::SYNTAXERROR
@@ -117,7 +115,10 @@ fn size_limit(text: &str) -> Option<usize> {
         return None;
     }
     let at = text.find("max size ")? + "max size ".len();
-    let digits: String = text[at..].chars().take_while(char::is_ascii_digit).collect();
+    let digits: String = text[at..]
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
     digits.parse().ok()
 }
 
@@ -166,10 +167,16 @@ mod tests {
                     size 16777216";
         assert!(matches!(
             soft(AMQPSoftError::PRECONDITIONFAILED, text),
-            Loss::TooLarge { max: 16_777_216, .. }
+            Loss::TooLarge {
+                max: 16_777_216,
+                ..
+            }
         ));
         assert!(matches!(
-            soft(AMQPSoftError::PRECONDITIONFAILED, "PRECONDITION_FAILED - invalid header"),
+            soft(
+                AMQPSoftError::PRECONDITIONFAILED,
+                "PRECONDITION_FAILED - invalid header"
+            ),
             Loss::Suspect(_)
         ));
     }
@@ -180,6 +187,9 @@ mod tests {
             loss(&ErrorKind::ProtocolError(AMQPError::new(kind.into(), "x".into())).into())
         };
         assert!(matches!(hard(AMQPHardError::FRAMEERROR), Loss::Suspect(_)));
-        assert!(matches!(hard(AMQPHardError::CONNECTIONFORCED), Loss::Link(_)));
+        assert!(matches!(
+            hard(AMQPHardError::CONNECTIONFORCED),
+            Loss::Link(_)
+        ));
     }
 }

@@ -125,9 +125,8 @@ fn value_of(value: &HeaderValue) -> Result<AMQPValue, Failure> {
 }
 
 fn table_size(table: &FieldTable) -> usize {
-    let member = |(name, value): (&ShortString, &AMQPValue)| {
-        1 + name.as_str().len() + value_size(value)
-    };
+    let member =
+        |(name, value): (&ShortString, &AMQPValue)| 1 + name.as_str().len() + value_size(value);
     4 + table.inner().iter().map(member).sum::<usize>()
 }
 
@@ -189,7 +188,10 @@ mod tests {
             ("b".into(), HeaderValue::Bool(true)),
             ("i".into(), HeaderValue::Int(-3)),
             ("f".into(), HeaderValue::Float(1.5)),
-            ("l".into(), HeaderValue::List(vec![HeaderValue::Text("a".into())])),
+            (
+                "l".into(),
+                HeaderValue::List(vec![HeaderValue::Text("a".into())]),
+            ),
             ("t".into(), HeaderValue::Table(vec![text("k", "v")])),
         ];
         let converted = convert(&message(headers), 4096).unwrap();
@@ -228,11 +230,17 @@ mod tests {
     fn too_long_strings_and_too_large_headers_are_refused_for_ever() {
         let long = "x".repeat(256);
         let headers = vec![(long.clone(), HeaderValue::Null)];
-        assert_eq!(convert(&message(headers), 4096).err().unwrap().code, "string_too_long");
+        assert_eq!(
+            convert(&message(headers), 4096).err().unwrap().code,
+            "string_too_long"
+        );
         let mut m = message(Vec::new());
         m.routing_key = long;
         assert_eq!(convert(&m, 4096).err().unwrap().code, "string_too_long");
         let headers = vec![text("h", &"x".repeat(5000))];
-        assert_eq!(convert(&message(headers), 4096).err().unwrap().code, "headers_too_large");
+        assert_eq!(
+            convert(&message(headers), 4096).err().unwrap().code,
+            "headers_too_large"
+        );
     }
 }

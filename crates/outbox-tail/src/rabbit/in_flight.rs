@@ -233,7 +233,11 @@ impl InFlight {
 
     /// Everything without outcome, in the order of publication. For a channel that is retired.
     pub(super) fn take_all(&mut self) -> Vec<Item> {
-        let mut left: Vec<Flight> = self.places.iter_mut().filter_map(|p| p.flight.take()).collect();
+        let mut left: Vec<Flight> = self
+            .places
+            .iter_mut()
+            .filter_map(|p| p.flight.take())
+            .collect();
         left.sort_unstable_by_key(|f| f.serial);
         self.count = 0;
         self.order.clear();

@@ -231,7 +231,9 @@ async fn connect(
     };
     let runtime = lapin::runtime::default_runtime().map_err(amqp("start"))?;
     let tcp = AsyncTcpStream::connect(&runtime, address);
-    let stream = step(server, "the tcp connect", after, tcp).await?.map_err(io)?;
+    let stream = step(server, "the tcp connect", after, tcp)
+        .await?
+        .map_err(io)?;
     let AsyncTcpStream::Plain(plain) = &stream else {
         return Err(io(std::io::Error::other("not a plain stream")));
     };
@@ -242,7 +244,9 @@ async fn connect(
         Some(tls) => {
             let host = uri.authority.host.as_str();
             let handshake = stream.into_tls(host, tls.as_ref());
-            step(server, "the tls handshake", after, handshake).await?.map_err(io)?
+            step(server, "the tls handshake", after, handshake)
+                .await?
+                .map_err(io)?
         }
     };
 
@@ -255,7 +259,9 @@ async fn connect(
     let name = config.connection_name.as_str().into();
     let properties = ConnectionProperties::default().with_connection_name(name);
     let login = Connection::connector(uri.clone(), runtime, take, properties);
-    let connection = step(server, "the login", after, login).await?.map_err(amqp("login"))?;
+    let connection = step(server, "the login", after, login)
+        .await?
+        .map_err(amqp("login"))?;
     let events = Box::pin(connection.events_listener());
 
     declare(config, &connection, server).await?;
@@ -264,7 +270,9 @@ async fn connect(
         .await?
         .map_err(amqp("open a channel"))?;
     let select = channel.confirm_select(ConfirmSelectOptions::default());
-    step(server, "confirm mode", after, select).await?.map_err(amqp("confirm mode"))?;
+    step(server, "confirm mode", after, select)
+        .await?
+        .map_err(amqp("confirm mode"))?;
     let frame_max = usize::try_from(connection.configuration().frame_max()).unwrap_or(usize::MAX);
     Ok(Link {
         channel: Arc::new(channel),

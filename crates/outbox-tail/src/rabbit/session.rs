@@ -91,7 +91,13 @@ impl<'a> Session<'a> {
     pub(super) async fn run(&mut self, cancel: &CancellationToken) -> End {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        self.set_blocked(self.link.connection.status().blocked().then_some("by the broker"));
+        self.set_blocked(
+            self.link
+                .connection
+                .status()
+                .blocked()
+                .then_some("by the broker"),
+        );
         loop {
             let turn = self.turn();
             self.publish_decided();
@@ -185,9 +191,8 @@ impl<'a> Session<'a> {
     /// How many messages may be handed over now.
     fn room(&self) -> usize {
         let held = self.confirms.held_since();
-        let paused = held.is_some_and(|since| {
-            (since.elapsed().as_millis() / HOLD.as_millis().max(1)) % 2 == 1
-        });
+        let paused = held
+            .is_some_and(|since| (since.elapsed().as_millis() / HOLD.as_millis().max(1)) % 2 == 1);
         if self.blocked || self.check.is_some() || paused {
             0
         } else if self.probing {
@@ -212,7 +217,8 @@ impl<'a> Session<'a> {
             match self.checks.known(&message, Instant::now()) {
                 Known::Good => {}
                 Known::Refused(failure) => {
-                    self.decided.push((ticket, PublishOutcome::Refused(failure)));
+                    self.decided
+                        .push((ticket, PublishOutcome::Refused(failure)));
                     continue;
                 }
                 Known::Unknown => {
@@ -222,7 +228,9 @@ impl<'a> Session<'a> {
                 }
             }
             match convert(&message, self.link.frame_max) {
-                Err(failure) => self.decided.push((ticket, PublishOutcome::Refused(failure))),
+                Err(failure) => self
+                    .decided
+                    .push((ticket, PublishOutcome::Refused(failure))),
                 Ok(converted) => {
                     let call = publish(&self.link.channel, converted, &message);
                     let slot = self.confirms.submit(key_of(&message));
@@ -348,7 +356,11 @@ impl<'a> Session<'a> {
     /// Whether a message in flight goes to that exchange, and one of them by configuration.
     pub(super) fn in_flight_to(&self, exchange: &str) -> Option<Templated> {
         let mut found = None;
-        for message in self.in_flight.messages().filter(|m| &*m.exchange == exchange) {
+        for message in self
+            .in_flight
+            .messages()
+            .filter(|m| &*m.exchange == exchange)
+        {
             if !message.templated_exchange {
                 return Some(Templated(false));
             }

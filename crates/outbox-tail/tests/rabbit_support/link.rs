@@ -40,7 +40,12 @@ impl SlowLink {
                 tokio::spawn(carry(client, ([127, 0, 0, 1], broker).into(), see.clone()));
             }
         }));
-        Self { port, mode, accepted, end }
+        Self {
+            port,
+            mode,
+            accepted,
+            end,
+        }
     }
 
     pub fn cut(&self) {
@@ -70,7 +75,9 @@ impl Drop for SlowLink {
 
 async fn carry(client: TcpStream, broker: SocketAddr, mut mode: watch::Receiver<Mode>) {
     let born = mode.borrow_and_update().cuts;
-    let Ok(server) = TcpStream::connect(broker).await else { return };
+    let Ok(server) = TcpStream::connect(broker).await else {
+        return;
+    };
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = server.into_split();
     let (up, down) = (mode.clone(), mode.clone());
@@ -93,7 +100,11 @@ async fn pump(
         while let Ok(n @ 1..) = from.read(&mut buffer).await {
             let now = *mode.borrow();
             let delay = if slow { now.delay } else { Duration::ZERO };
-            if !now.swallow && queue.send((Instant::now() + delay, buffer[..n].to_vec())).is_err() {
+            if !now.swallow
+                && queue
+                    .send((Instant::now() + delay, buffer[..n].to_vec()))
+                    .is_err()
+            {
                 return;
             }
         }

@@ -34,13 +34,19 @@ pub fn run(config: RabbitConfig) -> Running {
     let (publisher, driver) = RabbitPublisher::new(config);
     let cancel = CancellationToken::new();
     let driver = tokio::spawn(driver.run(cancel.clone()));
-    Running { publisher, cancel, driver }
+    Running {
+        publisher,
+        cancel,
+        driver,
+    }
 }
 
 impl Running {
     pub async fn stop(self) {
         self.cancel.cancel();
-        within(Duration::from_secs(10), "the driver ends", self.driver).await.unwrap();
+        within(Duration::from_secs(10), "the driver ends", self.driver)
+            .await
+            .unwrap();
     }
 
     /// The next generation under which messages can be sent.
@@ -49,12 +55,19 @@ impl Running {
     }
 
     /// Outcomes until there is one for each of `tickets`.
-    pub async fn outcomes(&self, tickets: u64, limit: Duration) -> BTreeMap<Ticket, PublishOutcome> {
+    pub async fn outcomes(
+        &self,
+        tickets: u64,
+        limit: Duration,
+    ) -> BTreeMap<Ticket, PublishOutcome> {
         let mut all = BTreeMap::new();
         let collect = async {
             while u64::try_from(all.len()).unwrap() < tickets {
                 for (ticket, outcome) in self.publisher.outcomes().await {
-                    assert!(all.insert(ticket, outcome).is_none(), "two outcomes for {ticket}");
+                    assert!(
+                        all.insert(ticket, outcome).is_none(),
+                        "two outcomes for {ticket}"
+                    );
                 }
             }
         };
@@ -108,7 +121,10 @@ pub struct Report {
 
 impl Report {
     pub fn confirmed(&self) -> usize {
-        self.outcomes.values().filter(|o| **o == PublishOutcome::Confirmed).count()
+        self.outcomes
+            .values()
+            .filter(|o| **o == PublishOutcome::Confirmed)
+            .count()
     }
 }
 
@@ -144,7 +160,10 @@ pub async fn deliver(
         }
         let mut lost = false;
         let mut outcomes = publisher.outcomes().await;
-        if outcomes.iter().any(|(_, o)| *o == PublishOutcome::Unconfirmed) {
+        if outcomes
+            .iter()
+            .any(|(_, o)| *o == PublishOutcome::Unconfirmed)
+        {
             lost = true;
             generation = publisher.ready().await;
             // Whatever was left of the old generation has its outcome by now.
@@ -153,7 +172,9 @@ pub async fn deliver(
             }
         }
         for (ticket, outcome) in outcomes {
-            let since = out.remove(&ticket).unwrap_or_else(|| panic!("{ticket} is not out"));
+            let since = out
+                .remove(&ticket)
+                .unwrap_or_else(|| panic!("{ticket} is not out"));
             if outcome == PublishOutcome::Unconfirmed {
                 assert!(lost);
                 report.repeats += 1;
@@ -172,7 +193,10 @@ pub async fn drain(rabbit: &Rabbit, queue: &str) -> Vec<u64> {
     const QUIET: Duration = Duration::from_secs(1);
     rabbit
         .with_channel(async |channel| {
-            let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+            let options = BasicConsumeOptions {
+                no_ack: true,
+                ..BasicConsumeOptions::default()
+            };
             let mut consumer = channel
                 .basic_consume(queue.into(), "".into(), options, FieldTable::default())
                 .await?;
