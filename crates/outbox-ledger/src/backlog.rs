@@ -17,7 +17,7 @@ use crate::sql;
 const LOOKED_AT: u32 = 1000;
 
 /// Counts by status but for sent rows, and the age of the oldest row that is due.
-pub(crate) async fn count(conn: &mut MySqlConnection, terms: Terms<'_>) -> DbResult<TableBacklog> {
+pub(crate) async fn count(conn: &mut MySqlConnection, terms: &Terms<'_>) -> DbResult<TableBacklog> {
     let status = quoted(terms.table.spec.columns.status.as_ref());
     let counted = Status::ALL.into_iter().filter(|s| *s != Status::Sent);
     let counted: Vec<Status> = counted.collect();
@@ -46,7 +46,7 @@ pub(crate) async fn count(conn: &mut MySqlConnection, terms: Terms<'_>) -> DbRes
 
 /// Never-attempted rows in the index's order, which is the order of their insertion, and the
 /// retries that have been due the longest: not the minimum over a backlog of millions.
-async fn oldest(conn: &mut MySqlConnection, terms: Terms<'_>) -> DbResult<Option<u64>> {
+async fn oldest(conn: &mut MySqlConnection, terms: &Terms<'_>) -> DbResult<Option<u64>> {
     let Some(since) = terms.created_at("c").or_else(|| terms.updated_at("c")) else {
         return Ok(None);
     };
@@ -79,7 +79,7 @@ async fn oldest(conn: &mut MySqlConnection, terms: Terms<'_>) -> DbResult<Option
 /// its claim's end, and without an end since `created_at`.
 pub(crate) async fn patrol(
     conn: &mut MySqlConnection,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     warn_after: Duration,
     reset_after: Duration,
 ) -> DbResult<StuckReport> {

@@ -24,6 +24,7 @@ use outbox_core::row::{Aggregate, OutboxRow, RowId, RowKey, TableIdx};
 use outbox_core::spec::Tracking;
 use outbox_core::status::Status;
 use sqlx::{Connection as _, MySqlConnection};
+use tokio::sync::Mutex;
 
 use self::terms::{Access, Terms};
 use crate::connect::Db;
@@ -36,6 +37,8 @@ use crate::{backlog, position, retention, sql};
 
 /// Deadlocks in a row before the caller hears of it and backs off.
 const ATTEMPTS: u32 = 5;
+/// A named index does not exist.
+const NO_SUCH_INDEX: u16 = 1176;
 
 /// The poller's side of the database, for one epoch.
 #[derive(Debug)]
@@ -43,7 +46,8 @@ pub struct PollLedger {
     db: Db,
     epoch: Epoch,
     tables: Arc<Vec<OutboxTable>>,
-    access: Vec<Access>,
+    /// Looked up when first needed, and again when a named index is gone.
+    access: Vec<Mutex<Option<Arc<Access>>>>,
     parked: Vec<ParkedTable>,
     retry: RetryPolicy,
     lock_ttl: Duration,
@@ -52,41 +56,32 @@ pub struct PollLedger {
 }
 
 impl PollLedger {
-    /// Looks at the indexes of `tables`, which are all that are configured, in their order.
-    /// Claims last `lock_ttl`.
-    pub async fn open(
+    /// A store for `tables`, which are all that are configured, in their order. Claims last
+    /// `lock_ttl`.
+    #[must_use]
+    pub fn new(
         db: Db,
         epoch: Epoch,
         tables: Arc<Vec<OutboxTable>>,
         retry: RetryPolicy,
         lock_ttl: Duration,
-    ) -> PortResult<Self> {
-        let work = async {
-            let mut session = db.session().await?;
-            let mut access = Vec::with_capacity(tables.len());
-            for table in &*tables {
-                access.push(Access::read(&mut session, table).await?);
-            }
-            session.finish();
-            Ok(access)
-        };
-        let access = db.run("read the tables' indexes", work).await?;
+    ) -> Self {
         let parked = tables
             .iter()
             .map(|t| ParkedTable::new(epoch.name.clone(), t.idx, &t.spec));
-        Ok(Self {
+        Self {
             parked: parked.collect(),
+            access: tables.iter().map(|_| Mutex::default()).collect(),
             purge: retention::Places::new(tables.len()),
             db,
             epoch,
             tables,
-            access,
             retry,
             lock_ttl,
-        })
+        }
     }
 
-    fn table(&self, table: TableIdx) -> DbResult<One<'_>> {
+    async fn table(&self, conn: &mut MySqlConnection, table: TableIdx) -> DbResult<One<'_>> {
         let at = usize::from(table.0);
         let found = self.tables.get(at).zip(self.access.get(at));
         let (table, access) =
@@ -94,6 +89,11 @@ impl PollLedger {
         if table.spec.tracking == Tracking::None {
             return Ok(One::Parked(&self.parked[at]));
         }
+        let mut access = access.lock().await;
+        let access = match &*access {
+            Some(known) => Arc::clone(known),
+            None => Arc::clone(access.insert(Arc::new(Access::read(conn, table).await?))),
+        };
         Ok(One::Table(Terms {
             table,
             access,
@@ -101,37 +101,32 @@ impl PollLedger {
         }))
     }
 
-    async fn claim_once(
-        &self,
-        table: TableIdx,
-        token: &str,
-        ids: &[RowId],
-    ) -> DbResult<Vec<RowId>> {
-        let mut session = self.db.session().await?;
-        let mut tx = session.begin().await?;
-        self.epoch.fence(&mut tx).await?;
-        let mut ours = Vec::with_capacity(ids.len());
-        for ids in ids.chunks(sql::BATCH) {
-            ours.extend(match self.table(table)? {
-                One::Parked(parked) => parked.claim(&mut tx, token, self.lock_ttl, ids).await?,
-                One::Table(terms) => claim(&mut tx, terms, token, self.lock_ttl, ids).await?,
-            });
-        }
-        tx.commit().await?;
-        session.finish();
-        Ok(ours)
+    /// Whether work that failed so is to be repeated: after a deadlock or a lock wait, and where
+    /// an index that its statements name was dropped.
+    async fn again(&self, error: &DbError, attempt: &mut u32) -> bool {
+        *attempt += 1;
+        let passing = match error.number() {
+            Some(DEADLOCK | LOCK_WAIT_TIMEOUT) => true,
+            Some(NO_SUCH_INDEX) => {
+                let mut forgotten = false;
+                for access in &self.access {
+                    forgotten |= access.lock().await.take().is_some();
+                }
+                forgotten
+            }
+            _ => false,
+        };
+        passing && *attempt < ATTEMPTS
     }
 
-    async fn record_once(
+    async fn record_all(
         &self,
+        conn: &mut MySqlConnection,
         token: Option<&str>,
         outcomes: &[RowOutcome],
         skip_locked: bool,
     ) -> DbResult<Vec<Recorded>> {
         let mut recorded = vec![Recorded::Gone; outcomes.len()];
-        let mut session = self.db.session().await?;
-        let mut tx = session.begin().await?;
-        self.epoch.fence(&mut tx).await?;
         for table in &*self.tables {
             let (at, ours): (Vec<usize>, Vec<&RowOutcome>) = outcomes
                 .iter()
@@ -141,60 +136,61 @@ impl PollLedger {
             if at.is_empty() {
                 continue;
             }
-            let rows = match self.table(table.idx)? {
-                One::Parked(parked) => parked.record(&mut tx, token, &self.retry, &ours).await?,
+            let rows = match self.table(conn, table.idx).await? {
+                One::Parked(parked) => parked.record(conn, token, &self.retry, &ours).await?,
                 One::Table(terms) => {
                     let mode = Mode {
                         token: token.filter(|_| terms.locks().is_some()),
                         skip_locked,
                     };
-                    record(&mut tx, table, &self.retry, mode, &ours).await?
+                    record(conn, table, &self.retry, mode, &ours).await?
                 }
             };
             for (i, r) in at.into_iter().zip(rows) {
                 recorded[i] = r;
             }
         }
-        tx.commit().await?;
-        session.finish();
         Ok(recorded)
     }
+}
 
-    async fn release_once(&self, token: &str, rows: &[RowKey]) -> DbResult<()> {
-        let mut session = self.db.session().await?;
-        let mut tx = session.begin().await?;
-        self.epoch.fence(&mut tx).await?;
-        for table in &*self.tables {
-            let ids = ids_of(rows, table.idx);
-            for ids in ids.chunks(sql::BATCH) {
-                match self.table(table.idx)? {
-                    One::Parked(parked) => drop(parked.release(&mut tx, token, ids).await?),
-                    One::Table(terms) => release(&mut tx, terms, token, ids).await?,
+/// Work on a session, repeated where [`PollLedger::again`] says so. A macro, because closures that
+/// lend the session to a future are not yet known to be `Send`.
+macro_rules! repeated {
+    ($ledger:expr, |$session:ident| $work:expr) => {
+        async {
+            let mut attempt = 0;
+            loop {
+                let once = async {
+                    let mut session = $ledger.db.session().await?;
+                    let $session: &mut MySqlConnection = &mut session;
+                    let done: DbResult<_> = $work;
+                    let done = done?;
+                    session.finish();
+                    DbResult::Ok(done)
+                };
+                match once.await {
+                    Err(e) if $ledger.again(&e, &mut attempt).await => {}
+                    done => break done,
                 }
             }
         }
-        tx.commit().await?;
-        session.finish();
-        Ok(())
-    }
+    };
+}
 
-    async fn patrol_once(
-        &self,
-        table: TableIdx,
-        warn_after: Duration,
-        reset_after: Duration,
-    ) -> DbResult<StuckReport> {
-        let mut session = self.db.session().await?;
-        let mut tx = session.begin().await?;
-        self.epoch.fence(&mut tx).await?;
-        let report = match self.table(table)? {
-            One::Parked(parked) => parked.patrol(&mut tx, warn_after, reset_after).await?,
-            One::Table(terms) => backlog::patrol(&mut tx, terms, warn_after, reset_after).await?,
-        };
-        tx.commit().await?;
-        session.finish();
-        Ok(report)
-    }
+/// The same in a transaction that is fenced by the epoch.
+macro_rules! fenced {
+    ($ledger:expr, |$conn:ident| $work:expr) => {
+        repeated!($ledger, |session| {
+            let mut tx = session.begin().await?;
+            $ledger.epoch.fence(&mut tx).await?;
+            let $conn: &mut MySqlConnection = &mut tx;
+            let done: DbResult<_> = $work;
+            let done = done?;
+            tx.commit().await?;
+            Ok(done)
+        })
+    };
 }
 
 /// Where the poller's rows of a table are.
@@ -215,7 +211,7 @@ fn ids_of(rows: &[RowKey], table: TableIdx) -> Vec<RowId> {
 /// that is locked is in somebody's hands, and comes back with the next scan.
 async fn claim(
     conn: &mut MySqlConnection,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     token: &str,
     lock_ttl: Duration,
     ids: &[RowId],
@@ -264,7 +260,7 @@ async fn claim(
 
 async fn release(
     conn: &mut MySqlConnection,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     token: &str,
     ids: &[RowId],
 ) -> DbResult<()> {
@@ -289,11 +285,6 @@ async fn release(
     Ok(())
 }
 
-/// Whether a transaction that failed so is to be repeated.
-fn repeatable(error: &DbError) -> bool {
-    matches!(error.number(), Some(DEADLOCK | LOCK_WAIT_TIMEOUT))
-}
-
 #[async_trait]
 impl PollStore for PollLedger {
     async fn scan(
@@ -302,15 +293,10 @@ impl PollStore for PollLedger {
         scan: &Scan,
         limit: usize,
     ) -> PortResult<Vec<(Cursor, OutboxRow)>> {
-        let work = async {
-            let mut session = self.db.session().await?;
-            let rows = match self.table(table)? {
-                One::Parked(parked) => parked.scan(&mut session, scan, limit).await?,
-                One::Table(terms) => scans::scan(&mut session, terms, scan, limit).await?,
-            };
-            session.finish();
-            Ok(rows)
-        };
+        let work = repeated!(self, |conn| match self.table(conn, table).await? {
+            One::Parked(parked) => parked.scan(conn, scan, limit).await,
+            One::Table(terms) => scans::scan(conn, &terms, scan, limit).await,
+        });
         self.db.run("look for rows to publish", work).await
     }
 
@@ -320,17 +306,10 @@ impl PollStore for PollLedger {
         aggregates: &[Aggregate],
         limit: usize,
     ) -> PortResult<Vec<(OutboxRow, bool)>> {
-        let work = async {
-            let mut session = self.db.session().await?;
-            let rows = match self.table(table)? {
-                One::Parked(parked) => parked.unsettled(&mut session, aggregates, limit).await?,
-                One::Table(terms) => {
-                    scans::unsettled(&mut session, terms, aggregates, limit).await?
-                }
-            };
-            session.finish();
-            Ok(rows)
-        };
+        let work = repeated!(self, |conn| match self.table(conn, table).await? {
+            One::Parked(parked) => parked.unsettled(conn, aggregates, limit).await,
+            One::Table(terms) => scans::unsettled(conn, &terms, aggregates, limit).await,
+        });
         self.db.run("read the rows of held aggregates", work).await
     }
 
@@ -343,15 +322,16 @@ impl PollStore for PollLedger {
         // claim, not even of this process.
         let token = format!("outboxd-{:032x}", rand::random::<u128>());
         let ids = ids_of(rows, table);
-        let work = async {
-            let mut attempt = 1;
-            loop {
-                match self.claim_once(table, &token, &ids).await {
-                    Err(e) if repeatable(&e) && attempt < ATTEMPTS => attempt += 1,
-                    done => return done,
-                }
+        let work = fenced!(self, |conn| {
+            let mut ours = Vec::with_capacity(ids.len());
+            for ids in ids.chunks(sql::BATCH) {
+                ours.extend(match self.table(conn, table).await? {
+                    One::Parked(parked) => parked.claim(conn, &token, self.lock_ttl, ids).await?,
+                    One::Table(terms) => claim(conn, &terms, &token, self.lock_ttl, ids).await?,
+                });
             }
-        };
+            Ok(ours)
+        });
         let ours = self
             .db
             .run(&format!("claim {} rows", ids.len()), work)
@@ -366,32 +346,29 @@ impl PollStore for PollLedger {
         outcomes: &[RowOutcome],
     ) -> PortResult<Vec<Recorded>> {
         let token = token.map(|t| t.0.as_str());
-        let work = async {
-            let (mut skip_locked, mut attempt) = (false, 1);
-            loop {
-                match self.record_once(token, outcomes, skip_locked).await {
-                    Err(e) if e.number() == Some(DEADLOCK) && attempt < ATTEMPTS => attempt += 1,
-                    Err(e) if e.number() == Some(LOCK_WAIT_TIMEOUT) && !skip_locked => {
-                        skip_locked = true;
-                    }
-                    done => return done,
-                }
-            }
-        };
+        let mut skip_locked = false;
+        let work = fenced!(self, |conn| {
+            let skip = skip_locked;
+            // The first attempt waits for locks; whatever stopped it, the others do not.
+            skip_locked = true;
+            self.record_all(conn, token, outcomes, skip).await
+        });
         let operation = format!("record {} outcomes", outcomes.len());
         self.db.run(&operation, work).await
     }
 
     async fn release(&self, token: &ClaimToken, rows: &[RowKey]) -> PortResult<()> {
-        let work = async {
-            let mut attempt = 1;
-            loop {
-                match self.release_once(&token.0, rows).await {
-                    Err(e) if repeatable(&e) && attempt < ATTEMPTS => attempt += 1,
-                    done => return done,
+        let work = fenced!(self, |conn| {
+            for table in &*self.tables {
+                for ids in ids_of(rows, table.idx).chunks(sql::BATCH) {
+                    match self.table(conn, table.idx).await? {
+                        One::Parked(parked) => drop(parked.release(conn, &token.0, ids).await?),
+                        One::Table(terms) => release(conn, &terms, &token.0, ids).await?,
+                    }
                 }
             }
-        };
+            Ok(())
+        });
         let operation = format!("give {} claims back", rows.len());
         self.db.run(&operation, work).await
     }
@@ -406,45 +383,32 @@ impl PollStore for PollLedger {
         warn_after: Duration,
         reset_after: Duration,
     ) -> PortResult<StuckReport> {
-        let work = async {
-            let mut attempt = 1;
-            loop {
-                match self.patrol_once(table, warn_after, reset_after).await {
-                    Err(e) if repeatable(&e) && attempt < ATTEMPTS => attempt += 1,
-                    done => return done,
-                }
-            }
-        };
+        let work = fenced!(self, |conn| match self.table(conn, table).await? {
+            One::Parked(parked) => parked.patrol(conn, warn_after, reset_after).await,
+            One::Table(terms) => backlog::patrol(conn, &terms, warn_after, reset_after).await,
+        });
         self.db.run("look for rows that are stuck", work).await
     }
 
     async fn backlog(&self, table: TableIdx) -> PortResult<TableBacklog> {
-        let work = async {
-            let mut session = self.db.session().await?;
-            let counts = match self.table(table)? {
-                One::Parked(parked) => parked.backlog(&mut session).await?,
-                One::Table(terms) => backlog::count(&mut session, terms).await?,
-            };
-            session.finish();
-            Ok(counts)
-        };
+        let work = repeated!(self, |conn| match self.table(conn, table).await? {
+            One::Parked(parked) => parked.backlog(conn).await,
+            One::Table(terms) => backlog::count(conn, &terms).await,
+        });
         self.db.run("count the backlog", work).await
     }
 
     async fn purge(&self, table: TableIdx, older_than: Duration, limit: usize) -> PortResult<u64> {
-        let One::Table(terms) = self.table(table).map_err(|e| e.during("purge"))? else {
+        let work = fenced!(self, |conn| match self.table(conn, table).await? {
             // Parked rows leave when they are sent.
-            return Ok(0);
-        };
-        let place = self.purge.of(table);
-        let work = async {
-            let mut session = self.db.session().await?;
-            let epoch = Some(&self.epoch);
-            let done =
-                retention::purge(&mut session, epoch, terms, place, older_than, limit).await?;
-            session.finish();
-            Ok(done)
-        };
-        self.db.run("purge sent rows", work).await
+            One::Parked(_) => Ok(0),
+            One::Table(terms) => {
+                let place = self.purge.of(table);
+                Ok(retention::purge(conn, &terms, place, older_than, limit)
+                    .await?
+                    .0)
+            }
+        });
+        self.db.run("delete sent rows", work).await
     }
 }

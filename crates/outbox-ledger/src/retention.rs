@@ -4,19 +4,18 @@ use std::time::Duration;
 
 use outbox_core::row::{RowId, TableIdx};
 use outbox_core::status::Status;
-use sqlx::{Connection as _, MySqlConnection};
+use sqlx::{MySqlConnection, Row};
 use tokio::sync::Mutex;
 
 use crate::claims::terms::{Terms, by_created};
-use crate::error::{DEADLOCK, DbResult, LOCK_WAIT_TIMEOUT};
-use crate::lease::Epoch;
+use crate::error::DbResult;
 use crate::parked::micros;
 use crate::sql;
 
-/// Rows of one DELETE.
-const CHUNK: usize = 1000;
+/// Rows of one DELETE at most: its locks are short, and its transaction small.
+pub const CHUNK: usize = 1000;
 /// Pages of keys that one call walks over where no index leads to old rows.
-const PAGES: usize = 20;
+const PAGES: usize = 10;
 /// Keys in such a page.
 const PAGE: usize = 1000;
 
@@ -35,136 +34,128 @@ impl Places {
     }
 }
 
-/// Deletes at most `limit` rows that were sent longer than `older_than` ago. 0 means that there
-/// are no more, or, where no index leads to them, none in the next pages of the table.
+/// Deletes at most `limit` rows that were sent longer than `older_than` ago, in the caller's
+/// transaction. Returns how many, and whether more may be found by asking again.
 pub(crate) async fn purge(
     conn: &mut MySqlConnection,
-    epoch: Option<&Epoch>,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     place: &Mutex<Option<RowId>>,
     older_than: Duration,
     limit: usize,
-) -> DbResult<u64> {
+) -> DbResult<(u64, bool)> {
     let Some(sent_at) = terms.updated_at("c").or_else(|| terms.created_at("c")) else {
-        return Ok(0);
+        // No row's age is known; `check` says so.
+        return Ok((0, false));
     };
     let age = micros(older_than);
-    let old = format!("{sent_at} < NOW(6) - INTERVAL {age} MICROSECOND");
-    let sent = terms.is("c", Status::Sent);
+    let old = format!(
+        "{} AND {sent_at} < NOW(6) - INTERVAL {age} MICROSECOND",
+        terms.is("c", Status::Sent)
+    );
     let limit = limit.min(CHUNK);
-    if let Some(index) = &terms.access.by_settled {
-        let ids = select(
-            conn,
-            terms,
-            &format!("{index} WHERE {sent} AND {old} ORDER BY {sent_at} LIMIT {limit}"),
-            None,
-        )
-        .await?;
-        return delete(conn, epoch, terms, &format!("{sent} AND {old}"), ids).await;
+    let id = terms.id("c");
+    let (ids, more) = if let Some(index) = &terms.access.by_settled {
+        let text = format!(
+            "SELECT {id} FROM {} c {index} WHERE {old} ORDER BY {sent_at} LIMIT {limit}",
+            terms.table.name
+        );
+        let ids = keys(conn, terms, text, &[]).await?;
+        let more = ids.len() == limit;
+        (ids, more)
+    } else {
+        walk(conn, terms, place, &old, limit).await?
+    };
+    if ids.is_empty() {
+        return Ok((0, more));
     }
+    let mut ids = ids;
+    ids.sort_unstable();
+    // Only the form that names its table twice takes an alias and an index everywhere.
+    let text = format!(
+        "DELETE c FROM {} c FORCE INDEX (PRIMARY) WHERE {id} IN {} AND {old}",
+        terms.table.name,
+        sql::list(ids.len())
+    );
+    let done = sql::bind_ids(sql::query(text), &ids).execute(conn).await?;
+    Ok((done.rows_affected(), more))
+}
+
+/// Old rows in the next pages of the table, by primary key.
+async fn walk(
+    conn: &mut MySqlConnection,
+    terms: &Terms<'_>,
+    place: &Mutex<Option<RowId>>,
+    old: &str,
+    limit: usize,
+) -> DbResult<(Vec<RowId>, bool)> {
     let mut place = place.lock().await;
     let mut ids = Vec::new();
     for _ in 0..PAGES {
-        let page = page(conn, terms, place.as_ref()).await?;
-        let found = select(
-            conn,
-            terms,
-            &format!(
-                "FORCE INDEX (PRIMARY) WHERE {sent} AND {old} AND {} IN {} LIMIT {}",
+        let (page, ended) = page(conn, terms, place.as_ref(), old).await?;
+        if !page.is_empty() {
+            let text = format!(
+                "SELECT {} FROM {} c FORCE INDEX (PRIMARY) WHERE {} IN {} AND {old} LIMIT {}",
+                terms.id("c"),
+                terms.table.name,
                 terms.id("c"),
                 sql::list(page.len()),
                 limit - ids.len()
-            ),
-            Some(&page),
-        )
-        .await?;
-        // What is left of a page is still there for the next call.
-        let whole = ids.len() + found.len() < limit;
-        let any = !found.is_empty();
-        ids.extend(found);
-        if !whole {
-            break;
+            );
+            ids.extend(keys(conn, terms, text, &page).await?);
         }
-        // Integer keys grow with time: behind a page without an old row there is none.
-        let ended = page.len() < PAGE || (!any && by_created(terms.table).is_none());
+        if ids.len() == limit {
+            // What is left of this page is still there for the next call.
+            return Ok((ids, true));
+        }
         *place = page.last().filter(|_| !ended).cloned();
         if ended {
-            break;
+            return Ok((ids, false));
         }
     }
-    drop(place);
-    delete(conn, epoch, terms, &format!("{sent} AND {old}"), ids).await
+    Ok((ids, true))
 }
 
-/// The next keys of the table, whatever their rows.
+/// The next keys of the table, whatever their rows, and whether no old row comes behind them:
+/// the table ends there, or its keys grow with time and have come to the young rows.
 async fn page(
     conn: &mut MySqlConnection,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     after: Option<&RowId>,
-) -> DbResult<Vec<RowId>> {
+    old: &str,
+) -> DbResult<(Vec<RowId>, bool)> {
     let id = terms.id("c");
+    let since = terms
+        .created_at("c")
+        .filter(|_| by_created(terms.table).is_none());
+    // The age alone, of the row's creation: it was not sent before.
+    let young = match (since, old.rsplit_once(" < ")) {
+        (Some(since), Some((_, limit))) => format!("COALESCE({since} >= {limit}, 0)"),
+        _ => "0".to_owned(),
+    };
     let behind = after.map_or(String::new(), |_| format!("WHERE {id} > ?"));
-    let rest = format!("FORCE INDEX (PRIMARY) {behind} ORDER BY {id} LIMIT {PAGE}");
-    select(conn, terms, &rest, after.map(std::slice::from_ref)).await
-}
-
-async fn select(
-    conn: &mut MySqlConnection,
-    terms: Terms<'_>,
-    rest: &str,
-    ids: Option<&[RowId]>,
-) -> DbResult<Vec<RowId>> {
-    if ids.is_some_and(<[RowId]>::is_empty) {
-        return Ok(Vec::new());
-    }
-    let text = format!(
-        "SELECT {} FROM {} c {rest}",
-        terms.id("c"),
+    let mut query = sql::query(format!(
+        "SELECT {id}, CAST({young} AS SIGNED) FROM {} c FORCE INDEX (PRIMARY) {behind} \
+         ORDER BY {id} LIMIT {PAGE}",
         terms.table.name
-    );
-    let query = sql::bind_ids(sql::query(text), ids.unwrap_or_default());
+    ));
+    if let Some(after) = after {
+        query = sql::bind_id(query, after);
+    }
     let rows = query.fetch_all(conn).await?;
-    rows.iter().map(|row| terms.table.row_id(row, 0)).collect()
+    let mut young = rows.len() < PAGE;
+    if let Some(last) = rows.last() {
+        young |= last.try_get_unchecked::<i64, _>(1)? != 0;
+    }
+    let ids = rows.iter().map(|row| terms.table.row_id(row, 0));
+    Ok((ids.collect::<DbResult<_>>()?, young))
 }
 
-/// Deletes by key, in the keys' order, what still is what it was.
-async fn delete(
+async fn keys(
     conn: &mut MySqlConnection,
-    epoch: Option<&Epoch>,
-    terms: Terms<'_>,
-    still: &str,
-    mut ids: Vec<RowId>,
-) -> DbResult<u64> {
-    if ids.is_empty() {
-        return Ok(0);
-    }
-    ids.sort_unstable();
-    let (table, id) = (terms.table, terms.id("c"));
-    // Only the form with two table names takes an alias and an index on every server.
-    let text = format!(
-        "DELETE c FROM {} c FORCE INDEX (PRIMARY) WHERE {id} IN {} AND {still}",
-        table.name,
-        sql::list(ids.len())
-    );
-    let mut attempt = 1;
-    loop {
-        let mut tx = conn.begin().await?;
-        if let Some(epoch) = epoch {
-            epoch.fence(&mut tx).await?;
-        }
-        let done = sql::bind_ids(sql::query(text.clone()), &ids)
-            .execute(&mut *tx)
-            .await;
-        match done.map_err(crate::error::DbError::from) {
-            Ok(done) => {
-                tx.commit().await?;
-                return Ok(done.rows_affected());
-            }
-            Err(e) if matches!(e.number(), Some(DEADLOCK | LOCK_WAIT_TIMEOUT)) && attempt < 3 => {
-                attempt += 1;
-                tx.rollback().await?;
-            }
-            Err(e) => return Err(e),
-        }
-    }
+    terms: &Terms<'_>,
+    text: String,
+    ids: &[RowId],
+) -> DbResult<Vec<RowId>> {
+    let rows = sql::bind_ids(sql::query(text), ids).fetch_all(conn).await?;
+    rows.iter().map(|row| terms.table.row_id(row, 0)).collect()
 }

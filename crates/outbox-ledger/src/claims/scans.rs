@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use outbox_core::ports::{Cursor, Scan};
 use outbox_core::row::{Aggregate, OutboxRow, RowId};
 use outbox_core::status::Status;
@@ -15,6 +16,8 @@ use crate::layouts::optional;
 use crate::parked::micros;
 use crate::sql;
 
+/// A page ends early behind this many bytes of messages.
+const PAGE_BYTES: usize = 32 << 20;
 /// Aggregates in one statement.
 const AGGREGATES: usize = 32;
 
@@ -22,10 +25,11 @@ const AGGREGATES: usize = 32;
 ///
 /// `Due` takes those that have been due the longest, `LeftBehind` the first by the index, and
 /// neither gives rows of an aggregate whose earlier row still waits; `Pending` is cut in delivery
-/// order.
+/// order. A page may end before the limit where its messages are large: only an empty one is the
+/// end.
 pub(super) async fn scan(
     conn: &mut MySqlConnection,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     scan: &Scan,
     limit: usize,
 ) -> DbResult<Vec<(Cursor, OutboxRow)>> {
@@ -45,19 +49,25 @@ pub(super) async fn scan(
         }
         query = sql::bind_id(query, &cursor.key.id);
     }
-    let mut found = Vec::new();
-    for row in query.fetch_all(conn).await? {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    let mut rows = query.fetch(conn);
+    while let Some(row) = rows.try_next().await? {
         let created_at = optional(&row, terms.table.width())?;
-        found.extend(terms.table.bind(&row)?.map(|row| {
-            let key = row.key.clone();
-            (Cursor { created_at, key }, row)
-        }));
+        let Some(row) = terms.table.bind(&row)? else {
+            continue;
+        };
+        bytes += row.weight();
+        let key = row.key.clone();
+        found.push((Cursor { created_at, key }, row));
+        if bytes > PAGE_BYTES {
+            break;
+        }
     }
     Ok(found)
 }
 
 /// Whole rows for the keys that the branches find, in delivery order, with one more column.
-fn whole(terms: Terms<'_>, branches: &[String], extra: &str, limit: &str) -> String {
+fn whole(terms: &Terms<'_>, branches: &[String], extra: &str, limit: &str) -> String {
     let table = terms.table;
     let select = table.select();
     let list = select
@@ -75,7 +85,7 @@ fn whole(terms: Terms<'_>, branches: &[String], extra: &str, limit: &str) -> Str
 }
 
 /// `(SELECT key … WHERE … LIMIT …)`.
-fn keys(terms: Terms<'_>, conditions: &[String], order: &str, limit: usize) -> String {
+fn keys(terms: &Terms<'_>, conditions: &[String], order: &str, limit: usize) -> String {
     format!(
         "(SELECT {} AS outboxd_key FROM {} c {} WHERE {} {order} LIMIT {limit})",
         terms.id("c"),
@@ -85,7 +95,7 @@ fn keys(terms: Terms<'_>, conditions: &[String], order: &str, limit: usize) -> S
     )
 }
 
-fn due(terms: Terms<'_>, limit: usize) -> Vec<String> {
+fn due(terms: &Terms<'_>, limit: usize) -> Vec<String> {
     let pending = terms.is("c", Status::Pending);
     let unblocked = terms.unblocked("c");
     let attempted = match terms.next_retry_at("c") {
@@ -122,7 +132,7 @@ fn due(terms: Terms<'_>, limit: usize) -> Vec<String> {
 
 /// An attempted row without a due time counts too, where there is a column for one: an operator
 /// or the application took it away, and nobody else would ever find the row.
-fn left_behind(terms: Terms<'_>, min_age: Duration, limit: usize) -> String {
+fn left_behind(terms: &Terms<'_>, min_age: Duration, limit: usize) -> String {
     let fresh = match terms.next_retry_at("c") {
         Some(at) => format!("{at} IS NULL"),
         None => format!("{} = 0", terms.retry_count("c")),
@@ -137,7 +147,7 @@ fn left_behind(terms: Terms<'_>, min_age: Duration, limit: usize) -> String {
 }
 
 /// One branch for each way to be due, so that each is read in the index's own order.
-fn pending(terms: Terms<'_>, after: Option<&Cursor>, limit: usize) -> Vec<String> {
+fn pending(terms: &Terms<'_>, after: Option<&Cursor>, limit: usize) -> Vec<String> {
     let behind = after.map(
         |cursor| match (by_created(terms.table), &cursor.created_at) {
             (Some(column), Some(_)) => {
@@ -178,37 +188,23 @@ fn pending(terms: Terms<'_>, after: Option<&Cursor>, limit: usize) -> Vec<String
 /// may be claimed now. Rows that were never attempted and are delayed are outside the order.
 pub(super) async fn unsettled(
     conn: &mut MySqlConnection,
-    terms: Terms<'_>,
+    terms: &Terms<'_>,
     aggregates: &[Aggregate],
     limit: usize,
 ) -> DbResult<Vec<(OutboxRow, bool)>> {
     let mut found = Vec::new();
     for aggregates in aggregates.chunks(AGGREGATES) {
-        let mut branches = Vec::new();
-        let mut values: Vec<RowId> = Vec::new();
-        for aggregate in aggregates {
-            let Some((condition, bound)) = terms.of_aggregate("c", aggregate) else {
-                continue;
-            };
-            // One branch for each status: each is a range of the index, in its order.
-            for status in terms.unsettled() {
-                let hint = terms.access.by_aggregate.as_ref();
-                branches.push(format!(
-                    "(SELECT {} AS outboxd_key FROM {} c {} WHERE {condition} AND {} \
-                     AND NOT {} ORDER BY {} LIMIT {limit})",
-                    terms.id("c"),
-                    terms.table.name,
-                    hint.unwrap_or(&terms.access.by_status),
-                    terms.is("c", status),
-                    terms.delayed("c"),
-                    terms.order("c"),
-                ));
-                values.extend(bound.iter().cloned());
-            }
-        }
-        if branches.is_empty() {
+        let conditions: Vec<(String, Vec<RowId>)> = aggregates
+            .iter()
+            .filter_map(|a| terms.of_aggregate("c", a))
+            .collect();
+        if conditions.is_empty() {
             continue;
         }
+        let (branches, values) = match &terms.access.by_aggregate {
+            Some(index) => by_index(terms, index, &conditions, limit),
+            None => by_window(terms, &conditions, limit),
+        };
         let mut query = sql::query(whole(terms, &branches, &terms.ready("t"), ""))
             // As many forms as there are numbers of aggregates: not for the driver's cache.
             .persistent(false);
@@ -229,4 +225,53 @@ pub(super) async fn unsettled(
         }
     }
     Ok(found)
+}
+
+/// One branch for each aggregate and status: each is a range of the index, in its order.
+fn by_index(
+    terms: &Terms<'_>,
+    index: &str,
+    conditions: &[(String, Vec<RowId>)],
+    limit: usize,
+) -> (Vec<String>, Vec<RowId>) {
+    let (mut branches, mut values) = (Vec::new(), Vec::new());
+    for (condition, bound) in conditions {
+        for status in terms.unsettled() {
+            branches.push(format!(
+                "(SELECT {} AS outboxd_key FROM {} c {index} WHERE {condition} AND {} AND NOT {} \
+                 ORDER BY {} LIMIT {limit})",
+                terms.id("c"),
+                terms.table.name,
+                terms.is("c", status),
+                terms.delayed("c"),
+                terms.order("c"),
+            ));
+            values.extend(bound.iter().cloned());
+        }
+    }
+    (branches, values)
+}
+
+/// One pass over all unsettled rows for all the aggregates together, where no index leads to one.
+fn by_window(
+    terms: &Terms<'_>,
+    conditions: &[(String, Vec<RowId>)],
+    limit: usize,
+) -> (Vec<String>, Vec<RowId>) {
+    let any: Vec<String> = conditions.iter().map(|(c, _)| format!("({c})")).collect();
+    let branch = format!(
+        "(SELECT outboxd_key FROM (SELECT {} AS outboxd_key, ROW_NUMBER() OVER (PARTITION BY {} \
+         ORDER BY {}) AS place FROM {} c {} WHERE {} AND NOT {} AND ({})) AS outboxd_places \
+         WHERE place <= {limit})",
+        terms.id("c"),
+        terms.aggregate("c"),
+        terms.order("c"),
+        terms.table.name,
+        terms.access.by_status,
+        terms.is_one_of("c", &terms.unsettled()),
+        terms.delayed("c"),
+        any.join(" OR "),
+    );
+    let values = conditions.iter().flat_map(|(_, v)| v.iter().cloned());
+    (vec![branch], values.collect())
 }

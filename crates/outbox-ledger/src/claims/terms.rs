@@ -5,6 +5,7 @@
 //! statistics that an outbox makes stale within seconds: one day it reads a million sent rows in
 //! key order to find the hundred that are pending.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_core::retry::RetryPolicy;
@@ -19,7 +20,7 @@ use crate::parked::{micros, unprint_binary};
 use crate::sql;
 use crate::table::OutboxTable;
 
-/// How rows of one table are found, read once when the table is opened.
+/// How rows of one table are found.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access {
     /// `FORCE INDEX (…)` for rows of one status, or nothing.
@@ -31,10 +32,10 @@ pub(crate) struct Access {
 }
 
 /// Conditions on the rows of one table, seen through an alias.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terms<'a> {
     pub(crate) table: &'a OutboxTable,
-    pub(crate) access: &'a Access,
+    pub(crate) access: Arc<Access>,
     pub(crate) retry: &'a RetryPolicy,
 }
 
@@ -364,6 +365,14 @@ impl Terms<'_> {
             Some(column) => format!("{column} IN ({})", values.join(", ")),
             None => "FALSE".to_owned(),
         }
+    }
+
+    /// The aggregate's columns.
+    pub(crate) fn aggregate(&self, a: &str) -> String {
+        let columns = &self.table.spec.columns;
+        let names = columns.aggregate_type.iter().chain([&columns.aggregate_id]);
+        let names: Vec<_> = names.map(|c| format!("{a}.{}", sql::quote(c))).collect();
+        names.join(", ")
     }
 
     /// The condition that a row belongs to an aggregate, and what to bind for it; `None` for one
