@@ -405,3 +405,24 @@ async fn an_oversized_transaction_is_left_to_the_table_and_the_stream_goes_on() 
     assert_eq!(bodies(&read(&mut source, 1).await?), numbers(0..1));
     Ok(())
 }
+
+#[tokio::test]
+async fn rows_around_a_missed_change_are_decoded_by_their_names() -> Result<()> {
+    let server = MysqlOptions::default().option("--binlog-row-metadata=FULL");
+    let server = Mysql::start(server).await?;
+    let lab = Lab::new(&server, "t_names").await?;
+    let before = lab.now().await?;
+    lab.insert(0..1).await?;
+    lab.run(&["ALTER TABLE outbox MODIFY event_type VARCHAR(64) NOT NULL DEFAULT 'made' FIRST"])
+        .await?;
+    lab.insert(1..2).await?;
+    let mut source = lab.source();
+    source.open(&before).await?;
+    let groups = read(&mut source, 2).await?;
+    assert_eq!(bodies(&groups), numbers(0..2));
+    for row in groups.iter().flat_map(|g| &g.rows) {
+        assert_eq!(&*row.aggregate.kind, "order");
+        assert_eq!(row.message.as_ref().unwrap().event_type, "made");
+    }
+    Ok(())
+}

@@ -10,35 +10,25 @@
 //! **Faults.** What cannot be read with certainty is either left to its table or is a [`Fault`],
 //! after which the end position stands where it stood.
 
+mod rows;
+mod statements;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
-use outbox_core::binder::BindContext;
 use outbox_core::gtid::GtidSet;
 use outbox_core::layout::TableLayout;
 use outbox_core::ports::Deferral;
 use outbox_core::position::FilePosition;
-use outbox_core::{Position, RowKey, TableIdx};
+use outbox_core::{Position, TableIdx};
 
 use super::buffer::Open;
-use super::event::{self, Change, FLAG_IGNORABLE, HEADER_LEN, RawEvent, Xid, kind};
+use super::event::{self, FLAG_IGNORABLE, HEADER_LEN, RawEvent, Xid, kind};
 use super::place::Place;
-use super::sql::{self, Sql, Token};
-use super::tables::{Plan, Tables, Target};
-use crate::decode::{Flavour, RowError, RowsEvent};
+use super::tables::Tables;
+use crate::decode::Flavour;
 use crate::group::{Deferred, Group};
-
-/// Prepared XA transactions that are remembered, and rows of one that are named.
-const MAX_PREPARED: usize = 10_000;
-const MAX_PREPARED_ROWS: usize = 1_000;
-/// The table id of the empty rows event that only ends a statement.
-const DUMMY_TABLE: u64 = 0xff_ffff;
-/// A file that began this long after the position was taken was certainly not there then; less
-/// may be the resolution of the times that are compared.
-const RESET_SLACK: i64 = 2_000_000;
 
 /// What an event led to.
 #[derive(Debug)]
@@ -341,9 +331,7 @@ impl Assembler {
         if before.is_some_and(|b| b.0 == began.0 && b.1 != began.1) {
             return Err(Fault::Reset(format!("{file} is not the file that it was")));
         }
-        let later = self
-            .taken_at
-            .is_some_and(|t| micros(event) > t + RESET_SLACK);
+        let later = self.taken_at.is_some_and(|t| micros(event) > t);
         if later && matches!(self.end, Position::File(_)) {
             let reason = format!("{file} was begun after the position in it was taken");
             return Err(Fault::Reset(reason));
@@ -409,11 +397,9 @@ impl Assembler {
             return Err(Fault::ModeChanged);
         }
         let gtid = (event.kind != kind::ANONYMOUS_GTID).then_some(head.gtid);
-        self.begin(Open::new(
-            gtid,
-            head.committed_at.unwrap_or(micros(event)),
-            false,
-        ))
+        let mut open = Open::new(gtid, head.committed_at.unwrap_or(micros(event)), false);
+        open.exact = head.committed_at.is_some();
+        self.begin(open)
     }
 
     fn mariadb_gtid(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
@@ -449,75 +435,6 @@ impl Assembler {
             .get_or_insert_with(|| Open::new(None, micros(event), false))
     }
 
-    fn statement(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
-        let Some(statement) = event::statement(event) else {
-            return unreadable("malformed QUERY event");
-        };
-        let explicit = self.ensure_open(event).explicit;
-        match sql::classify(&statement.sql) {
-            Sql::Begin | Sql::XaStart => {
-                self.ensure_open(event).explicit = true;
-                return Ok(Step::Quiet);
-            }
-            Sql::Commit => return self.commit(event),
-            Sql::Rollback => return self.rollback(event),
-            Sql::Savepoint(name) => {
-                self.ensure_open(event).savepoint(name);
-                return Ok(Step::Quiet);
-            }
-            Sql::RollbackTo(name) => {
-                self.ensure_open(event).rollback_to(&name);
-                return Ok(Step::Quiet);
-            }
-            Sql::XaPart => return Ok(Step::Quiet),
-            Sql::XaCommit(xid) => return self.xa_commit(event, xid),
-            Sql::XaRollback(xid) => {
-                if let Some(xid) = xid {
-                    self.prepared.remove(&xid);
-                }
-                return self.commit(event);
-            }
-            Sql::Ddl(tokens) => self.definition(event, statement.db, &tokens),
-            Sql::Insert(tokens) => self.logged_statement(statement.db, &tokens)?,
-            Sql::Other => {}
-        }
-        self.ensure_open(event).foreign = true;
-        if explicit {
-            Ok(Step::Quiet)
-        } else {
-            self.commit(event)
-        }
-    }
-
-    fn definition(&mut self, event: &RawEvent<'_>, db: &[u8], tokens: &[Token<'_>]) {
-        for table in 0..self.tables.len() {
-            if self.concerns(table, db, tokens) {
-                self.tables.unprove(table);
-                let idx = self.tables.idx(table);
-                self.ensure_open(event).layouts.push((idx, None));
-            }
-        }
-    }
-
-    /// A statement in place of rows. What it did is not to be told from it; the table has it.
-    fn logged_statement(&mut self, db: &[u8], tokens: &[Token<'_>]) -> Result<(), Fault> {
-        for table in 0..self.tables.len() {
-            if self.concerns(table, db, tokens) {
-                self.defer_table(
-                    table,
-                    Deferral::Statement,
-                    "a statement was logged, no rows",
-                )?;
-            }
-        }
-        Ok(())
-    }
-
-    fn concerns(&self, table: usize, db: &[u8], tokens: &[Token<'_>]) -> bool {
-        let spec = self.tables.spec(table);
-        sql::mentions(tokens, db, &spec.schema, &spec.table, self.tables.rule)
-    }
-
     fn defer_table(&mut self, table: usize, why: Deferral, reason: &str) -> Result<(), Fault> {
         self.must_be_deferrable(table, reason)?;
         let idx = self.tables.idx(table);
@@ -544,68 +461,6 @@ impl Assembler {
         }
         let name = self.tables.spec(table).full_name();
         unreadable(format!("{name} has no status columns, and {reason}"))
-    }
-
-    fn xa_prepare(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
-        let Some((one_phase, xid)) = event::xa_prepare(event.data) else {
-            return unreadable("malformed XA_PREPARE event");
-        };
-        self.group_must_be_open()?;
-        if one_phase {
-            return self.commit(event);
-        }
-        let open = self.take_open(event);
-        let (rows, mut deferred) = open.finish();
-        for row in rows {
-            let place = (0..self.tables.len()).find(|t| self.tables.idx(*t) == row.key.table);
-            if let Some(table) = place {
-                self.must_be_deferrable(table, "its rows are in a prepared XA transaction")?;
-            }
-            deferred.push(Deferred {
-                table: row.key.table,
-                row: Some((row.key.id, Some(row.aggregate))),
-                why: Deferral::Xa,
-            });
-        }
-        if deferred.len() > MAX_PREPARED_ROWS {
-            deferred = whole_tables(&deferred);
-        }
-        if self.prepared.len() < MAX_PREPARED {
-            self.prepared.insert(xid, deferred);
-        }
-        Ok(Step::Boundary)
-    }
-
-    fn xa_commit(&mut self, event: &RawEvent<'_>, xid: Option<Xid>) -> Result<Step, Fault> {
-        self.ensure_open(event).foreign = true;
-        if let Some(known) = xid.and_then(|x| self.prepared.remove(&x)) {
-            let open = self.ensure_open(event);
-            for d in known {
-                open.defer_row(d.table, d.row, Deferral::Xa);
-            }
-            return self.commit(event);
-        }
-        // Prepared before we began to read: its rows may be of any table. One without status
-        // columns was stopped at when the transaction was prepared.
-        for table in 0..self.tables.len() {
-            if self.tables.deferrable(table) {
-                self.defer_table(table, Deferral::Xa, "")?;
-            }
-        }
-        self.commit(event)
-    }
-
-    fn rollback(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
-        let layouts = self.take_open(event).layouts;
-        if layouts.is_empty() {
-            return Ok(Step::Boundary);
-        }
-        Ok(Step::Group(Box::new(self.group(
-            Vec::new(),
-            Vec::new(),
-            layouts,
-            false,
-        ))))
     }
 
     fn commit(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
@@ -635,216 +490,13 @@ impl Assembler {
             Position::File(end) => advance_file(end, &self.place),
         }
         self.tables.end_of_group();
-        if open.gtid.is_some() {
+        if open.exact {
             self.taken_at = self.taken_at.max(Some(open.committed_at));
         }
         self.since.moved = true;
         self.since.foreign |= open.foreign || !open.own;
         self.since.committed_at = open.committed_at;
         open
-    }
-
-    fn rows(&mut self, event: &RawEvent<'_>, change: Change) -> Result<(), Fault> {
-        let Some(id) = event.table_id() else {
-            return unreadable("malformed rows event");
-        };
-        if id == DUMMY_TABLE {
-            return Ok(());
-        }
-        self.group_must_be_open()?;
-        let Some(target) = self.tables.target(id) else {
-            return unreadable(format!(
-                "a rows event without a table map for table id {id}"
-            ));
-        };
-        let Some(open) = &mut self.open else {
-            return Ok(());
-        };
-        match target {
-            Target::Other => open.foreign = true,
-            Target::Own => open.own = true,
-            Target::Signal => {
-                // Only inserts are signals; what we fill in afterwards is an echo.
-                open.signal |= change == Change::Insert;
-                open.own |= change != Change::Insert;
-                open.foreign |= change == Change::Insert;
-            }
-            Target::Outbox(table, plan) if change == Change::Insert => {
-                open.foreign = true;
-                return self.inserted(event, table, &plan);
-            }
-            Target::Outbox(table, plan) => {
-                open.own = true;
-                if open.holds(self.tables.idx(table)) {
-                    return self.changed(event, change, table, &plan);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn inserted(&mut self, event: &RawEvent<'_>, table: usize, plan: &Plan) -> Result<(), Fault> {
-        let idx = self.tables.idx(table);
-        if self.open.as_ref().is_some_and(|o| o.is_whole(idx)) {
-            return Ok(());
-        }
-        let decoding = match plan {
-            Ok(decoding) => decoding,
-            Err((why, reason)) => return self.defer_table(table, *why, reason),
-        };
-        let rows = match RowsEvent::parse(event.kind, &Bytes::copy_from_slice(event.data)) {
-            Ok(rows) => rows,
-            Err(e) => return self.defer_table(table, Deferral::Undecodable, &e.to_string()),
-        };
-        let context = self.context();
-        for row in decoding.rows(&rows, self.zone_offset) {
-            match row {
-                Ok(row) => {
-                    let cells = row.after.unwrap_or_default();
-                    match decoding.bind(&cells, context) {
-                        Ok(row) => self.keep(table, row)?,
-                        Err(e) => {
-                            self.must_be_deferrable(table, &e.to_string())?;
-                            let cells: Vec<_> = cells.into_iter().map(Some).collect();
-                            let known = decoding.binder.identify(&cells);
-                            self.defer_row(idx, known, Deferral::Undecodable);
-                        }
-                    }
-                }
-                Err(error) => {
-                    self.must_be_deferrable(table, &error.to_string())?;
-                    let (known, why) = match &error {
-                        RowError::PartialImage(p) => (&p.after, Deferral::PartialImage),
-                        RowError::Undecodable(p) => (&p.after, Deferral::Undecodable),
-                        RowError::Malformed(_) => (&None, Deferral::Undecodable),
-                    };
-                    let known = known
-                        .as_ref()
-                        .and_then(|cells| decoding.binder.identify(cells));
-                    self.defer_row(idx, known, why);
-                }
-            }
-            if self.open.as_ref().is_some_and(|o| o.is_whole(idx)) {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    fn context(&self) -> BindContext {
-        BindContext {
-            commit_time: self
-                .open
-                .as_ref()
-                .map(|o| o.committed_at.div_euclid(1_000_000)),
-            zone_offset: self.zone_offset,
-        }
-    }
-
-    fn keep(&mut self, table: usize, row: outbox_core::OutboxRow) -> Result<(), Fault> {
-        let Some(open) = &mut self.open else {
-            return Ok(());
-        };
-        open.insert(row);
-        self.bounded(table)
-    }
-
-    fn bounded(&mut self, table: usize) -> Result<(), Fault> {
-        if self
-            .open
-            .as_ref()
-            .is_none_or(|o| o.bytes() <= self.max_bytes)
-        {
-            return Ok(());
-        }
-        self.must_be_deferrable(table, "a transaction is over tail.max_transaction_bytes")?;
-        for other in 0..self.tables.len() {
-            let idx = self.tables.idx(other);
-            if self.open.as_ref().is_some_and(|o| o.holds(idx)) {
-                self.must_be_deferrable(other, "a transaction is over tail.max_transaction_bytes")?;
-            }
-        }
-        if let Some(open) = &mut self.open {
-            open.oversized();
-        }
-        Ok(())
-    }
-
-    fn defer_row(
-        &mut self,
-        table: TableIdx,
-        row: Option<(outbox_core::RowId, Option<outbox_core::Aggregate>)>,
-        why: Deferral,
-    ) {
-        if let Some(open) = &mut self.open {
-            open.defer_row(table, row, why);
-        }
-    }
-
-    /// Updates and deletes of rows that this group itself inserted.
-    fn changed(
-        &mut self,
-        event: &RawEvent<'_>,
-        change: Change,
-        table: usize,
-        plan: &Plan,
-    ) -> Result<(), Fault> {
-        let idx = self.tables.idx(table);
-        if change == Change::Delete && !self.tables.deferrable(table) {
-            // Insert and delete at once is how tables without status columns are kept empty.
-            return Ok(());
-        }
-        let decoding = match plan {
-            Ok(decoding) => decoding,
-            Err((why, reason)) => return self.give_up(table, *why, reason),
-        };
-        let rows = match RowsEvent::parse(event.kind, &Bytes::copy_from_slice(event.data)) {
-            Ok(rows) => rows,
-            Err(e) => return self.give_up(table, Deferral::Undecodable, &e.to_string()),
-        };
-        let context = self.context();
-        for row in decoding.rows(&rows, self.zone_offset) {
-            let (before, after, why) = match row {
-                Ok(row) => {
-                    let some = |cells: Vec<_>| cells.into_iter().map(Some).collect::<Vec<_>>();
-                    (row.before.map(some), row.after, Deferral::Undecodable)
-                }
-                Err(RowError::PartialImage(p)) => (p.before, None, Deferral::PartialImage),
-                Err(RowError::Undecodable(p)) => (p.before, None, Deferral::Undecodable),
-                Err(RowError::Malformed(e)) => {
-                    return self.give_up(table, Deferral::Undecodable, &e.to_string());
-                }
-            };
-            let known = before.and_then(|cells| decoding.binder.identify(&cells));
-            let Some(open) = &mut self.open else {
-                return Ok(());
-            };
-            let Some((id, aggregate)) = known else {
-                return self.give_up(table, why, "a change of it cannot be read");
-            };
-            let key = RowKey { table: idx, id };
-            let Some(place) = open.find(&key) else {
-                continue;
-            };
-            if change == Change::Delete {
-                open.replace(place, None);
-                continue;
-            }
-            match after.and_then(|cells| decoding.bind(&cells, context).ok()) {
-                Some(row) => {
-                    open.replace(place, Some(row));
-                    self.bounded(table)?;
-                }
-                None => {
-                    self.must_be_deferrable(table, "a change of a row cannot be read")?;
-                    if let Some(open) = &mut self.open {
-                        open.replace(place, None);
-                        open.defer_row(idx, Some((key.id, aggregate)), why);
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Settings of the server that this dump is from.
@@ -856,18 +508,6 @@ impl Assembler {
 
 fn micros(event: &RawEvent<'_>) -> i64 {
     i64::from(event.timestamp) * 1_000_000
-}
-
-fn whole_tables(deferred: &[Deferred]) -> Vec<Deferred> {
-    let mut tables: Vec<TableIdx> = deferred.iter().map(|d| d.table).collect();
-    tables.sort_unstable();
-    tables.dedup();
-    let whole = |table| Deferred {
-        table,
-        row: None,
-        why: Deferral::Xa,
-    };
-    tables.into_iter().map(whole).collect()
 }
 
 fn advance_file(end: &mut FilePosition, place: &Place) {

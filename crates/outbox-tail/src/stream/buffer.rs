@@ -20,6 +20,8 @@ pub(crate) struct Open {
     pub(crate) gtid: Option<Gtid>,
     /// Commit time, microseconds since the epoch.
     pub(crate) committed_at: i64,
+    /// The commit time is that of the commit, not of the statement.
+    pub(crate) exact: bool,
     /// It has a terminator of its own; otherwise its first statement ends it.
     pub(crate) explicit: bool,
     /// Rows by order of insertion; `None` where one was taken back.

@@ -137,7 +137,7 @@ pub(crate) fn classify(operation: &'static str, error: mysql_async::Error) -> St
     StreamError::Unavailable { operation, source }
 }
 
-/// Connects. `large` lifts the client's limit on packets, which a dump needs.
+/// Connects, within the limit of one step.
 pub(crate) async fn connect(config: &StreamConfig) -> Result<Conn, StreamError> {
     let limit = config.connect_timeout;
     let opts = options(config).await?;
