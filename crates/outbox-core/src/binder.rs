@@ -165,11 +165,13 @@ impl Binder {
                 c => Arc::from(&*text(c)),
             }),
         };
-        let aggregate = kind.zip(cell(self.roles.aggregate_id)).map(|(kind, id)| Aggregate {
-            table: self.table,
-            kind,
-            id: Arc::from(&*text(id)),
-        });
+        let aggregate = kind
+            .zip(cell(self.roles.aggregate_id))
+            .map(|(kind, id)| Aggregate {
+                table: self.table,
+                kind,
+                id: Arc::from(&*text(id)),
+            });
         Some((id, aggregate))
     }
 

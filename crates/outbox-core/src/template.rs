@@ -84,10 +84,7 @@ impl Template {
     }
 
     /// Renders with the given values; the error is the first column without a value.
-    pub fn render<'a>(
-        &'a self,
-        mut value: impl FnMut(&str, &mut String) -> bool,
-    ) -> Result<String, &'a str> {
+    pub fn render(&self, mut value: impl FnMut(&str, &mut String) -> bool) -> Result<String, &str> {
         let mut out = String::new();
         for part in &self.parts {
             match part {
