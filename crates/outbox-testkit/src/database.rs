@@ -29,7 +29,11 @@ pub struct MysqlOptions {
 
 impl Default for MysqlOptions {
     fn default() -> Self {
-        Self { gtid: true, server_id: None, options: Vec::new() }
+        Self {
+            gtid: true,
+            server_id: None,
+            options: Vec::new(),
+        }
     }
 }
 
@@ -37,7 +41,10 @@ impl MysqlOptions {
     /// Without GTIDs.
     #[must_use]
     pub fn without_gtid() -> Self {
-        Self { gtid: false, ..Self::default() }
+        Self {
+            gtid: false,
+            ..Self::default()
+        }
     }
 
     /// With one more command line option.
@@ -107,9 +114,19 @@ impl Mysql {
         if !template.join(".ready").exists() {
             bail!("no template data for {kind}: is the server installed? (scripts/prepare)");
         }
-        let server_id = options.server_id.unwrap_or_else(|| rand::random_range(1_000..900_000));
+        let server_id = options
+            .server_id
+            .unwrap_or_else(|| rand::random_range(1_000..900_000));
         let name = root::unique(kind);
-        let mut server = Self { flavour, options, server_id, port: 0, name, root, process: None };
+        let mut server = Self {
+            flavour,
+            options,
+            server_id,
+            port: 0,
+            name,
+            root,
+            process: None,
+        };
         copy(&template, &server.data()).await?;
         for _ in 0..5 {
             server.port = root::free_port()?;
@@ -156,7 +173,11 @@ impl Mysql {
         let (mut command, data) = match self.flavour {
             Flavour::Mysql => {
                 let mut command = contained(Some(self.root), "/usr/sbin/mysqld");
-                command.args(["--no-defaults", "--mysqlx=OFF", "--innodb-redo-log-capacity=64M"]);
+                command.args([
+                    "--no-defaults",
+                    "--mysqlx=OFF",
+                    "--innodb-redo-log-capacity=64M",
+                ]);
                 if self.options.gtid {
                     command.args(["--gtid-mode=ON", "--enforce-gtid-consistency=ON"]);
                 }
@@ -164,13 +185,27 @@ impl Mysql {
             }
             Flavour::Mariadb => {
                 let mut command = contained(None, "/usr/sbin/mariadbd");
-                command.args(["--no-defaults", "--binlog-format=ROW", "--skip-name-resolve"]);
+                command.args([
+                    "--no-defaults",
+                    "--binlog-format=ROW",
+                    "--skip-name-resolve",
+                ]);
                 (command, self.data().display().to_string())
             }
         };
         command
-            .args(["--user=root", "--bind-address=127.0.0.1", "--log-bin=binlog", "--log-error=err.log"])
-            .args(["--socket=sock", "--pid-file=pid", "--max-connections=200", "--innodb-buffer-pool-size=64M"])
+            .args([
+                "--user=root",
+                "--bind-address=127.0.0.1",
+                "--log-bin=binlog",
+                "--log-error=err.log",
+            ])
+            .args([
+                "--socket=sock",
+                "--pid-file=pid",
+                "--max-connections=200",
+                "--innodb-buffer-pool-size=64M",
+            ])
             .arg(format!("--datadir={data}"))
             .arg(format!("--port={}", self.port))
             .arg(format!("--server-id={}", self.server_id))
@@ -200,10 +235,16 @@ impl Mysql {
             }
             match self.first::<String>("SELECT @@datadir").await {
                 // Somebody else's server may have been faster on this port.
-                Ok(Some(folder)) if folder.trim_end_matches('/').ends_with(&self.name) => return Ok(()),
+                Ok(Some(folder)) if folder.trim_end_matches('/').ends_with(&self.name) => {
+                    return Ok(());
+                }
                 Ok(other) => tracing::debug!(?other, "another server answers on this port"),
                 Err(error) if tokio::time::Instant::now() > end => {
-                    return Err(error.context(format!("{} does not answer: {}", self.name, tail(&self.log()))));
+                    return Err(error.context(format!(
+                        "{} does not answer: {}",
+                        self.name,
+                        tail(&self.log())
+                    )));
                 }
                 Err(_) => {}
             }
@@ -239,7 +280,9 @@ impl Mysql {
     }
 
     fn running(&mut self) -> Result<&mut Process> {
-        self.process.as_mut().ok_or_else(|| anyhow!("{} does not run", self.name))
+        self.process
+            .as_mut()
+            .ok_or_else(|| anyhow!("{} does not run", self.name))
     }
 
     /// SIGKILL; its data stays.
@@ -360,7 +403,9 @@ impl Mysql {
     /// The server's, or it returned nothing.
     pub async fn count(&self, sql: impl AsRef<str>) -> Result<u64> {
         let sql = sql.as_ref();
-        self.first::<u64>(sql).await?.with_context(|| format!("no row: {sql}"))
+        self.first::<u64>(sql)
+            .await?
+            .with_context(|| format!("no row: {sql}"))
     }
 
     async fn any_conn(&self) -> Result<Conn> {
@@ -413,7 +458,10 @@ async fn copy(from: &Path, to: &Path) -> Result<()> {
         .output()
         .await?;
     if !out.status.success() {
-        bail!("copying the template: {}", String::from_utf8_lossy(&out.stderr).trim());
+        bail!(
+            "copying the template: {}",
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
     }
     Ok(())
 }

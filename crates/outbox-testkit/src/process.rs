@@ -59,7 +59,9 @@ impl Process {
         command.stdin(Stdio::null()).process_group(0);
         let name = format!("starting {command:?}");
         let (answer, result) = mpsc::channel();
-        SPAWNER.send((command, answer)).map_err(|_| anyhow!("the spawning thread is gone"))?;
+        SPAWNER
+            .send((command, answer))
+            .map_err(|_| anyhow!("the spawning thread is gone"))?;
         let child = result.recv()?.context(name)?;
         Ok(Self { child, contained })
     }
@@ -75,7 +77,10 @@ impl Process {
             return self.group();
         }
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
-        let first = children.split_whitespace().next().context("nothing runs inside")?;
+        let first = children
+            .split_whitespace()
+            .next()
+            .context("nothing runs inside")?;
         Ok(Pid::from_raw(first.parse()?))
     }
 

@@ -51,11 +51,19 @@ impl Rabbit {
         let root = root::servers().await?;
         let _starting = root::STARTING.acquire().await?;
         let name = root::unique("rabbit");
-        let mut node = Self { port: 0, dist: 0, epmd: 0, name, root, process: None };
+        let mut node = Self {
+            port: 0,
+            dist: 0,
+            epmd: 0,
+            name,
+            root,
+            process: None,
+        };
         std::fs::create_dir_all(node.data())?;
         std::fs::write(node.data().join("rabbitmq.conf"), config)?;
         for _ in 0..5 {
-            (node.port, node.dist, node.epmd) = (root::free_port()?, root::free_port()?, root::free_port()?);
+            (node.port, node.dist, node.epmd) =
+                (root::free_port()?, root::free_port()?, root::free_port()?);
             node.spawn()?;
             match node.wait_ready().await {
                 Ok(()) => return Ok(node),
@@ -74,7 +82,10 @@ impl Rabbit {
     /// # Errors
     /// As [`Self::start`].
     pub async fn shared() -> Result<Arc<Self>> {
-        SHARED.get_or_try_init(|| async { Ok(Arc::new(Self::start().await?)) }).await.cloned()
+        SHARED
+            .get_or_try_init(|| async { Ok(Arc::new(Self::start().await?)) })
+            .await
+            .cloned()
     }
 
     fn data(&self) -> PathBuf {
@@ -94,7 +105,10 @@ impl Rabbit {
         let mut command = contained(Some(self.root), program);
         command
             .env_clear()
-            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env(
+                "PATH",
+                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            )
             // The cookie is made there: a shared one is a race between two first starts.
             .env("HOME", &folder)
             .env("LANG", "C.UTF-8")
@@ -104,7 +118,10 @@ impl Rabbit {
             .env("RABBITMQ_DIST_PORT", self.dist.to_string())
             .env("RABBITMQ_MNESIA_BASE", &folder)
             .env("RABBITMQ_CONFIG_FILE", format!("{folder}/rabbitmq.conf"))
-            .env("RABBITMQ_ENABLED_PLUGINS_FILE", format!("{folder}/enabled_plugins"))
+            .env(
+                "RABBITMQ_ENABLED_PLUGINS_FILE",
+                format!("{folder}/enabled_plugins"),
+            )
             .env("RABBITMQ_LOGS", "-")
             // A name server of its own, in its own namespace: it dies with the node and nobody else depends on it.
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
@@ -132,12 +149,20 @@ impl Rabbit {
             }
             // It listens once it has booted. Somebody else's node may have been faster on this port.
             match self.greeting().await {
-                Ok(greeting) if greeting.windows(self.name.len()).any(|part| part == self.name.as_bytes()) => {
+                Ok(greeting)
+                    if greeting
+                        .windows(self.name.len())
+                        .any(|part| part == self.name.as_bytes()) =>
+                {
                     return Ok(());
                 }
                 Ok(_) => tracing::debug!("another node answers on this port"),
                 Err(error) if tokio::time::Instant::now() > end => {
-                    return Err(error.context(format!("{} does not answer: {}", self.name, tail(&self.log()))));
+                    return Err(error.context(format!(
+                        "{} does not answer: {}",
+                        self.name,
+                        tail(&self.log())
+                    )));
                 }
                 Err(_) => {}
             }
@@ -157,7 +182,9 @@ impl Rabbit {
             socket.read_exact(&mut body).await?;
             anyhow::Ok(body)
         };
-        tokio::time::timeout(Duration::from_secs(5), knock).await.context("no greeting")?
+        tokio::time::timeout(Duration::from_secs(5), knock)
+            .await
+            .context("no greeting")?
     }
 
     /// `rabbitmqctl` with these arguments; returns what it printed.
@@ -167,15 +194,24 @@ impl Rabbit {
     pub async fn ctl(&self, args: &[&str]) -> Result<String> {
         let mut command = self.command("/usr/lib/rabbitmq/bin/rabbitmqctl");
         command.args(args).stdin(Stdio::null());
-        let out = tokio::process::Command::from(command).kill_on_drop(true).output().await?;
+        let out = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .output()
+            .await?;
         if !out.status.success() {
-            bail!("rabbitmqctl {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim());
+            bail!(
+                "rabbitmqctl {}: {}",
+                args.join(" "),
+                String::from_utf8_lossy(&out.stderr).trim()
+            );
         }
         Ok(String::from_utf8(out.stdout)?)
     }
 
     fn running(&mut self) -> Result<&mut Process> {
-        self.process.as_mut().ok_or_else(|| anyhow!("{} does not run", self.name))
+        self.process
+            .as_mut()
+            .ok_or_else(|| anyhow!("{} does not run", self.name))
     }
 
     /// SIGKILL; its data stays.
@@ -263,7 +299,10 @@ impl Rabbit {
     ///
     /// # Errors
     /// The node's, or what `work` returned.
-    pub async fn with_channel<T>(&self, work: impl AsyncFnOnce(&Channel) -> Result<T>) -> Result<T> {
+    pub async fn with_channel<T>(
+        &self,
+        work: impl AsyncFnOnce(&Channel) -> Result<T>,
+    ) -> Result<T> {
         let connection = self.connect().await?;
         let channel = connection.create_channel().await?;
         let result = work(&channel).await;
@@ -278,8 +317,13 @@ impl Rabbit {
     /// The node's; the queue does not exist.
     pub async fn depth(&self, queue: &str) -> Result<u32> {
         self.with_channel(async |channel| {
-            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+            let options = QueueDeclareOptions {
+                passive: true,
+                ..QueueDeclareOptions::default()
+            };
+            let queue = channel
+                .queue_declare(queue.into(), options, FieldTable::default())
+                .await?;
             Ok(queue.message_count())
         })
         .await
@@ -301,7 +345,9 @@ impl Drop for Rabbit {
 /// The node's.
 pub async fn connect(url: &str) -> Result<Connection> {
     let connect = Connection::connect(url, ConnectionProperties::default());
-    Ok(tokio::time::timeout(Duration::from_secs(10), connect).await.context("connecting took too long")??)
+    Ok(tokio::time::timeout(Duration::from_secs(10), connect)
+        .await
+        .context("connecting took too long")??)
 }
 
 /// Declares a durable topic exchange.
@@ -309,8 +355,18 @@ pub async fn connect(url: &str) -> Result<Connection> {
 /// # Errors
 /// The node's.
 pub async fn declare_exchange(channel: &Channel, exchange: &str) -> Result<()> {
-    let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-    channel.exchange_declare(exchange.into(), ExchangeKind::Topic, options, FieldTable::default()).await?;
+    let options = ExchangeDeclareOptions {
+        durable: true,
+        ..ExchangeDeclareOptions::default()
+    };
+    channel
+        .exchange_declare(
+            exchange.into(),
+            ExchangeKind::Topic,
+            options,
+            FieldTable::default(),
+        )
+        .await?;
     Ok(())
 }
 
@@ -319,10 +375,18 @@ pub async fn declare_exchange(channel: &Channel, exchange: &str) -> Result<()> {
 /// # Errors
 /// The node's.
 pub async fn declare_queue(channel: &Channel, queue: &str) -> Result<()> {
-    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    let options = QueueDeclareOptions {
+        durable: true,
+        ..QueueDeclareOptions::default()
+    };
     let mut arguments = FieldTable::default();
-    arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
-    channel.queue_declare(queue.into(), options, arguments).await?;
+    arguments.insert(
+        "x-queue-type".into(),
+        AMQPValue::LongString("quorum".into()),
+    );
+    channel
+        .queue_declare(queue.into(), options, arguments)
+        .await?;
     Ok(())
 }
 
@@ -332,7 +396,13 @@ pub async fn declare_queue(channel: &Channel, queue: &str) -> Result<()> {
 /// The node's.
 pub async fn bind(channel: &Channel, exchange: &str, queue: &str, binding: &str) -> Result<()> {
     channel
-        .queue_bind(queue.into(), exchange.into(), binding.into(), QueueBindOptions::default(), FieldTable::default())
+        .queue_bind(
+            queue.into(),
+            exchange.into(),
+            binding.into(),
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        )
         .await?;
     Ok(())
 }

@@ -38,10 +38,16 @@ async fn provision() -> Result<PathBuf> {
         .await
         .with_context(|| format!("running {}", script.display()))?;
     if !out.status.success() {
-        bail!("services provision: {}", String::from_utf8_lossy(&out.stderr).trim());
+        bail!(
+            "services provision: {}",
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
     }
     let text = String::from_utf8(out.stdout)?;
-    let root = text.lines().last().context("services provision printed no path")?;
+    let root = text
+        .lines()
+        .last()
+        .context("services provision printed no path")?;
     Ok(PathBuf::from(root))
 }
 
@@ -62,8 +68,9 @@ pub fn free_port() -> Result<u16> {
     bail!("no free port on loopback")
 }
 
-/// A name for a server's folder that no other has.
+/// A name for a server's folder that no other has. Our process id in it tells `scripts/services` whose it was, if this
+/// process is killed before it can remove the folder.
 pub(crate) fn unique(prefix: &str) -> String {
     let id = uuid::Uuid::new_v4().simple().to_string();
-    format!("{prefix}-{}", &id[..12])
+    format!("{prefix}-{}-{}", std::process::id(), &id[..8])
 }

@@ -14,7 +14,11 @@ where
     F: AsyncFnMut() -> bool,
 {
     until_ok(what, timeout, async || {
-        if predicate().await { Ok(()) } else { Err("not yet") }
+        if predicate().await {
+            Ok(())
+        } else {
+            Err("not yet")
+        }
     })
     .await
 }

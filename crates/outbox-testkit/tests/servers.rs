@@ -16,7 +16,10 @@ async fn mysql_keeps_committed_rows_across_a_kill() -> Result<()> {
     assert!(mysql.conn().await.is_err());
     mysql.restart().await?;
     assert_eq!(mysql.count("SELECT COUNT(*) FROM t").await?, 2);
-    assert_eq!(mysql.first::<String>("SELECT @@gtid_mode").await?.unwrap(), "ON");
+    assert_eq!(
+        mysql.first::<String>("SELECT @@gtid_mode").await?.unwrap(),
+        "ON"
+    );
     let data = mysql.data();
     drop(mysql);
     assert!(!data.exists());
@@ -31,7 +34,9 @@ async fn a_replica_follows_its_source() -> Result<()> {
     replica.replica_of(&source).await?;
     source.exec("CREATE TABLE t (id INT PRIMARY KEY)").await?;
     source.exec("INSERT INTO t VALUES (7)").await?;
-    replica.caught_up_with(&source, Duration::from_secs(30)).await?;
+    replica
+        .caught_up_with(&source, Duration::from_secs(30))
+        .await?;
     assert_eq!(replica.count("SELECT id FROM t").await?, 7);
     Ok(())
 }
@@ -55,7 +60,12 @@ async fn rabbit_keeps_its_topology_across_a_kill() -> Result<()> {
     assert!(rabbit.connect().await.is_err());
     rabbit.restart().await?;
     assert_eq!(rabbit.depth("sink").await?, 0);
-    assert!(rabbit.ctl(&["list_queues", "name", "type"]).await?.contains("quorum"));
+    assert!(
+        rabbit
+            .ctl(&["list_queues", "name", "type"])
+            .await?
+            .contains("quorum")
+    );
     rabbit.stop().await?;
     Ok(())
 }

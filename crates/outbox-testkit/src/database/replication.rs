@@ -13,8 +13,12 @@ impl Mysql {
     /// # Errors
     /// The servers'.
     pub async fn replica_of(&self, source: &Self) -> Result<()> {
-        source.exec("CREATE USER IF NOT EXISTS 'repl'@'%' IDENTIFIED BY 'secret'").await?;
-        source.exec("GRANT REPLICATION SLAVE ON *.* TO 'repl'@'%'").await?;
+        source
+            .exec("CREATE USER IF NOT EXISTS 'repl'@'%' IDENTIFIED BY 'secret'")
+            .await?;
+        source
+            .exec("GRANT REPLICATION SLAVE ON *.* TO 'repl'@'%'")
+            .await?;
         let port = source.port;
         match self.flavour {
             Flavour::Mysql => {
@@ -49,17 +53,26 @@ impl Mysql {
     pub async fn caught_up_with(&self, source: &Self, timeout: Duration) -> Result<()> {
         let query = match source.flavour {
             Flavour::Mysql if source.options.gtid => {
-                let set: String = source.first("SELECT @@GLOBAL.gtid_executed").await?.context("no GTIDs")?;
+                let set: String = source
+                    .first("SELECT @@GLOBAL.gtid_executed")
+                    .await?
+                    .context("no GTIDs")?;
                 format!("SELECT GTID_SUBSET('{set}', @@GLOBAL.gtid_executed)")
             }
             Flavour::Mysql => {
-                let row: mysql_async::Row = source.first("SHOW BINARY LOG STATUS").await?.context("no binlog")?;
+                let row: mysql_async::Row = source
+                    .first("SHOW BINARY LOG STATUS")
+                    .await?
+                    .context("no binlog")?;
                 let file: String = row.get(0).context("no file")?;
                 let position: u64 = row.get(1).context("no position")?;
                 format!("SELECT COALESCE(SOURCE_POS_WAIT('{file}', {position}, 0.1), -1) >= 0")
             }
             Flavour::Mariadb => {
-                let position: String = source.first("SELECT @@GLOBAL.gtid_binlog_pos").await?.context("no GTIDs")?;
+                let position: String = source
+                    .first("SELECT @@GLOBAL.gtid_binlog_pos")
+                    .await?
+                    .context("no GTIDs")?;
                 format!("SELECT MASTER_GTID_WAIT('{position}', 0.1) = 0")
             }
         };
