@@ -1,3 +1,5 @@
+use std::fmt;
+
 use outbox_core::Cell;
 
 /// Bytes that do not hold what they claim to hold.
@@ -56,7 +58,7 @@ pub enum CellError {
 }
 
 /// A row of which some wanted cells have no value. The others are known: mostly the key is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct PartialRow {
     /// Place in `wanted` of the first cell without a value.
     pub column: usize,
@@ -66,6 +68,16 @@ pub struct PartialRow {
     pub before: Option<Vec<Option<Cell>>>,
     /// The image after the change, in the order of `wanted`.
     pub after: Option<Vec<Option<Cell>>>,
+}
+
+// Errors get logged, cells must not be.
+impl fmt::Debug for PartialRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartialRow")
+            .field("column", &self.column)
+            .field("why", &self.why)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why a row could not be decoded.

@@ -4,6 +4,8 @@
 //! hostile one harmless. The nesting is bounded as the server bounds it, and every byte of the
 //! input pays for at most one visit, so that values that share bytes cannot multiply the output.
 
+use std::io::Write as _;
+
 use bytes::Bytes;
 
 use super::error::Malformed;
@@ -98,12 +100,11 @@ impl Printer {
         };
         let bytes = body.get(..width).ok_or(BAD)?;
         let n = uint_le(bytes);
-        let text = match kind {
-            0x05 | 0x07 | 0x09 => sign_extend(n, width).to_string(),
-            0x0b => float::print_json(f64::from_bits(n)),
-            _ => n.to_string(),
+        let _ = match kind {
+            0x05 | 0x07 | 0x09 => write!(self.out, "{}", sign_extend(n, width)),
+            0x0b => write!(self.out, "{}", float::print_json(f64::from_bits(n))),
+            _ => write!(self.out, "{n}"),
         };
-        self.out.extend_from_slice(text.as_bytes());
         Ok(())
     }
 
@@ -141,7 +142,7 @@ impl Printer {
             plain = i + 1;
             self.out.extend_from_slice(&[b'\\', escape]);
             if escape == b'u' {
-                self.out.extend_from_slice(format!("{byte:04x}").as_bytes());
+                let _ = write!(self.out, "{byte:04x}");
             }
         }
         self.out.extend_from_slice(&text[plain..]);

@@ -1,6 +1,8 @@
 //! A real server, its binlog, and SELECT to compare the decoder with.
 #![allow(dead_code)] // each test program uses its part
 
+pub(crate) mod types;
+
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use futures_util::StreamExt;
