@@ -221,14 +221,14 @@ impl ParkedTable {
 
     /// A statement on some keys: `head`, the condition, `tail`. Bind the key's parts with
     /// [`ParkedTable::bound`] and [`bind_keys`].
-    fn keyed<'q>(&self, head: &str, ids: &[RowId], tail: &str) -> Bound<'q> {
+    pub(crate) fn keyed<'q>(&self, head: &str, ids: &[RowId], tail: &str) -> Bound<'q> {
         sql::query(format!(
             "{head} name = ? AND table_name = ? AND id_hash IN {} {tail}",
             sql::list(ids.len())
         ))
     }
 
-    fn bound<'q>(&self, query: Bound<'q>) -> Bound<'q> {
+    pub(crate) fn bound<'q>(&self, query: Bound<'q>) -> Bound<'q> {
         query.bind(self.name.to_string()).bind(self.table.clone())
     }
 
@@ -308,7 +308,7 @@ fn aggregate_hash(aggregate: &Aggregate) -> Vec<u8> {
     hash(&[&aggregate.kind, &aggregate.id])
 }
 
-fn bind_keys<'q>(mut query: Bound<'q>, ids: &[RowId]) -> Bound<'q> {
+pub(crate) fn bind_keys<'q>(mut query: Bound<'q>, ids: &[RowId]) -> Bound<'q> {
     for i in 0..sql::padded(ids.len()) {
         let id = ids.get(i).or(ids.last());
         query = query.bind(id.map(|id| hash(&[&id.to_string()])));
@@ -346,14 +346,14 @@ pub(crate) fn unprint_binary(printed: &str) -> Option<Vec<u8>> {
 }
 
 /// How this table stores a status: by the default numbers.
-fn stored(status: Status) -> i64 {
+pub(crate) fn stored(status: Status) -> i64 {
     match StatusValues::default().value(status) {
         outbox_core::status::StatusValue::Number(n) => *n,
         outbox_core::status::StatusValue::Text(_) => 0,
     }
 }
 
-fn status(row: &MySqlRow, index: usize) -> DbResult<Status> {
+pub(crate) fn status(row: &MySqlRow, index: usize) -> DbResult<Status> {
     let n: i8 = row.try_get_unchecked(index)?;
     StatusValues::default()
         .from_number(i64::from(n))

@@ -383,14 +383,25 @@ impl Terms<'_> {
         aggregate: &Aggregate,
     ) -> Option<(String, Vec<RowId>)> {
         let columns = &self.table.spec.columns;
-        let mut values = Vec::with_capacity(2);
-        let mut conditions = Vec::with_capacity(2);
         let kind = columns.aggregate_type.as_deref();
-        let parts = kind.map(|c| (c, &*aggregate.kind));
-        for (column, value) in parts
-            .into_iter()
-            .chain([(&*columns.aggregate_id, &*aggregate.id)])
-        {
+        let kind = kind.map(|c| (c, &*aggregate.kind));
+        let id = (columns.aggregate_id.as_str(), &*aggregate.id);
+        self.are(a, kind.into_iter().chain([id]))
+    }
+
+    /// The same for any aggregate of this id, whatever its type.
+    pub(crate) fn of_aggregate_id(&self, a: &str, id: &str) -> Option<(String, Vec<RowId>)> {
+        self.are(a, [(self.table.spec.columns.aggregate_id.as_str(), id)])
+    }
+
+    /// Columns that print like this.
+    fn are<'b>(
+        &self,
+        a: &str,
+        parts: impl IntoIterator<Item = (&'b str, &'b str)>,
+    ) -> Option<(String, Vec<RowId>)> {
+        let (mut conditions, mut values) = (Vec::new(), Vec::new());
+        for (column, value) in parts {
             let nullable = self.table.layout.column(column)?.nullable;
             let name = format!("{a}.{}", sql::quote(column));
             match (parse_as(self.table, column, value), value.is_empty()) {
