@@ -11,6 +11,7 @@ mod source;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_core::retry::RetryPolicy;
@@ -30,7 +31,7 @@ pub struct Config {
     /// `[mysql]`.
     pub mysql: Mysql,
     /// `[[outbox]]`, at least one.
-    pub outbox: Vec<TableSpec>,
+    pub outbox: Vec<Arc<TableSpec>>,
     /// `[rabbitmq]`.
     pub rabbitmq: Rabbitmq,
     /// `[retry]`.

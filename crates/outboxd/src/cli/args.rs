@@ -214,12 +214,6 @@ pub enum PositionCommand {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Past one group that cannot be decoded, then a sweep
-    Skip {
-        /// Only say what would be done
-        #[arg(long)]
-        dry_run: bool,
-    },
 }
 
 /// Output for programs.

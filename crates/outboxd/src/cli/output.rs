@@ -46,3 +46,12 @@ pub fn printable(text: &str) -> String {
         })
         .collect()
 }
+
+/// A counter on standard error while something long runs; silent where that is no terminal.
+pub fn progress(what: &'static str) -> indicatif::ProgressBar {
+    let bar = indicatif::ProgressBar::new_spinner().with_message(what);
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {pos} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -114,7 +114,7 @@ pub fn read(mut root: Reader<'_>) -> Option<Config> {
         name,
         instance,
         mysql: mysql?,
-        outbox,
+        outbox: outbox.into_iter().map(Arc::new).collect(),
         rabbitmq: rabbitmq?,
         retry,
         poller,

@@ -1,12 +1,15 @@
 //! From the configuration to the libraries' own settings.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use outbox_core::ports::PortResult;
 use outbox_core::spec::TableSpec;
+use outbox_ledger::admin::Admin;
 use outbox_ledger::connect::{self as ledger, Db, DbConfig};
 use outbox_ledger::error::DbResult;
 use outbox_tail::rabbit::{self, ExchangeType, RabbitConfig};
-use secrecy::{ExposeSecret as _, SecretString};
+use outbox_tail::stream::{self, StreamConfig, StreamTls};
 
 use crate::config::{Config, ExchangeKind, SslMode, UrlSource};
 
@@ -82,7 +85,7 @@ pub fn broker(config: &Config, part: &str) -> RabbitConfig {
 }
 
 /// The exchanges whose names do not depend on rows.
-pub fn static_exchanges(tables: &[TableSpec]) -> Vec<String> {
+pub fn static_exchanges(tables: &[Arc<TableSpec>]) -> Vec<String> {
     let mut names: Vec<String> =
         tables.iter().filter_map(|t| t.exchange.as_static()).filter(|e| !e.is_empty()).map(str::to_owned).collect();
     names.sort_unstable();
@@ -103,31 +106,39 @@ pub fn server_id(config: &Config) -> u32 {
     0x4000_0000 | (hash & 0x3fff_ffff)
 }
 
-/// The URL that the stream connects to.
-pub enum StreamUrl {
-    /// In the configuration.
-    Value(SecretString),
-    /// In a file.
-    File(std::path::PathBuf),
-}
-
-/// Where the binlog is read from.
-pub fn stream_url(config: &Config) -> StreamUrl {
-    match (&config.mysql.replica_url, &config.mysql.url) {
-        (Some(url), _) | (None, UrlSource::Inline(url)) => StreamUrl::Value(url.clone()),
-        (None, UrlSource::File(path)) => StreamUrl::File(path.clone()),
-    }
-}
-
-/// A secret's first use in a command that needs the text itself.
-pub fn reveal(url: &UrlSource) -> std::io::Result<String> {
-    match url {
-        UrlSource::Inline(url) => Ok(url.expose_secret().to_owned()),
-        UrlSource::File(path) => Ok(std::fs::read_to_string(path)?.trim().to_owned()),
+/// The stream's settings: from the replica, where one is configured.
+pub fn stream(config: &Config, own_schema: &str, zone_offset: i32) -> StreamConfig {
+    let url = match (&config.mysql.replica_url, &config.mysql.url) {
+        (Some(url), _) | (None, UrlSource::Inline(url)) => stream::UrlSource::Inline(url.clone()),
+        (None, UrlSource::File(path)) => stream::UrlSource::File(path.clone()),
+    };
+    let tls = &config.mysql.tls;
+    StreamConfig {
+        tls: StreamTls {
+            mode: match config.mysql.ssl_mode {
+                SslMode::Disabled => stream::SslMode::Disabled,
+                SslMode::Preferred => stream::SslMode::Preferred,
+                SslMode::Required => stream::SslMode::Required,
+                SslMode::VerifyCa => stream::SslMode::VerifyCa,
+                SslMode::VerifyIdentity => stream::SslMode::VerifyIdentity,
+            },
+            ca: tls.ssl_ca.clone(),
+            cert: tls.ssl_cert.clone(),
+            key: tls.ssl_key.clone(),
+        },
+        heartbeat: config.mysql.heartbeat,
+        max_transaction_bytes: config.tail.max_transaction_bytes,
+        zone_offset,
+        ..StreamConfig::new(url, server_id(config), own_schema)
     }
 }
 
 /// A delay around `mean`, half to one and a half of it, so that instances do not act in step.
 pub fn jittered(mean: Duration) -> Duration {
     mean.mul_f64(0.5 + rand::random::<f64>())
+}
+
+/// Operators' side of the tables.
+pub async fn admin(config: &Config, db: &Db) -> PortResult<Admin> {
+    Admin::open(db.clone(), Arc::from(config.name.as_str()), &config.outbox, config.retry).await
 }
