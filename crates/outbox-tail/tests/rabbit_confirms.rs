@@ -1,6 +1,6 @@
 //! Confirms and returns on a real broker.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod rabbit_support;
 

@@ -91,13 +91,6 @@ impl<'a> Session<'a> {
     pub(super) async fn run(&mut self, cancel: &CancellationToken) -> End {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        self.set_blocked(
-            self.link
-                .connection
-                .status()
-                .blocked()
-                .then_some("by the broker"),
-        );
         loop {
             let turn = self.turn();
             self.publish_decided();
@@ -313,6 +306,8 @@ impl<'a> Session<'a> {
 
     fn on_tick(&mut self) -> Option<Trouble> {
         self.in_flight.wake_all();
+        let blocked = self.link.connection.status().blocked();
+        self.set_blocked(blocked.then_some("no reason given"));
         if !self.link.alive() {
             let text = "the connection was closed".to_owned();
             return Some(Trouble::Unknown(text));
