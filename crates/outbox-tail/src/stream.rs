@@ -17,6 +17,7 @@ mod error;
 mod event;
 mod facts;
 mod place;
+mod scan;
 mod source;
 mod sql;
 mod tables;

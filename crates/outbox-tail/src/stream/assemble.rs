@@ -25,6 +25,7 @@ use outbox_core::{Position, TableIdx};
 
 use super::buffer::Open;
 use super::event::{self, FLAG_IGNORABLE, HEADER_LEN, RawEvent, Xid, kind};
+use super::facts::{Family, ServerFacts};
 use super::place::Place;
 use super::tables::Tables;
 use crate::decode::Flavour;
@@ -500,9 +501,12 @@ impl Assembler {
     }
 
     /// Settings of the server that this dump is from.
-    pub(crate) fn served_by(&mut self, flavour: Flavour, fold: bool) {
-        self.tables.flavour = flavour;
-        self.tables.rule.fold = fold;
+    pub(crate) fn served_by(&mut self, facts: &ServerFacts) {
+        self.tables.flavour = match facts.family {
+            Family::Mysql => Flavour::Mysql,
+            Family::Mariadb => Flavour::Mariadb,
+        };
+        self.tables.rule.fold = facts.fold_names;
     }
 }
 

@@ -18,9 +18,9 @@ use super::assemble::{Assembler, Fault, Step};
 use super::connect::{self, StreamConfig, within};
 use super::error::{LostPosition, LostReason, StreamDisposition, StreamError};
 use super::event::{RawEvent, kind};
-use super::facts::{self, Family, Resume, ServerFacts};
+use super::facts::{self, Resume, ServerFacts};
+use super::scan;
 use super::tables::{StreamTable, Tables};
-use crate::decode::Flavour;
 use crate::group::{Source, StreamItem};
 
 /// How often progress without rows is told.
@@ -211,6 +211,10 @@ impl BinlogSource {
                 }
             }
         }
+        self.report_proven();
+    }
+
+    fn report_proven(&mut self) {
         if let Some(group) = self.assembler.proven() {
             self.ready.push_back(StreamItem::Group(group));
         }
@@ -268,15 +272,7 @@ impl BinlogSource {
 
     /// Feeds one event.
     fn take(&mut self, event: &Event) -> Result<(), StreamError> {
-        let header = event.header();
-        let raw = RawEvent {
-            kind: header.event_type_raw(),
-            flags: header.flags_raw(),
-            timestamp: header.timestamp(),
-            size: header.event_size(),
-            log_pos: header.log_pos(),
-            data: event.data(),
-        };
+        let raw = raw(event);
         if !self.assembler.in_payload() && !sum_is_right(event, &raw) {
             return Err(self.damage("its checksum is wrong", None));
         }
@@ -400,6 +396,18 @@ impl BinlogSource {
     }
 }
 
+pub(super) fn raw(event: &Event) -> RawEvent<'_> {
+    let header = event.header();
+    RawEvent {
+        kind: header.event_type_raw(),
+        flags: header.flags_raw(),
+        timestamp: header.timestamp(),
+        size: header.event_size(),
+        log_pos: header.log_pos(),
+        data: event.data(),
+    }
+}
+
 /// Whether the event's sum is right, or it has none.
 fn sum_is_right(event: &Event, raw: &RawEvent<'_>) -> bool {
     // The first rotate of a dump comes before its reader can know of checksums.
@@ -430,13 +438,7 @@ impl Source for BinlogSource {
         })?;
 
         let known = self.assembler.knows(after);
-        self.assembler.served_by(
-            match facts.family {
-                Family::Mysql => Flavour::Mysql,
-                Family::Mariadb => Flavour::Mariadb,
-            },
-            facts.fold_names,
-        );
+        self.assembler.served_by(&facts);
         let stored_here = self.stored.as_ref() == Some(after);
         let taken_at = self.config.position_stored_at.filter(|_| stored_here);
         let server = facts::source_of(&facts.server).unwrap_or_default();
@@ -448,6 +450,15 @@ impl Source for BinlogSource {
         self.layouts_failed = None;
         self.ask_layouts();
         self.take_layouts().await;
+        let behind = self.assembler.tables.behind_for_certain();
+        if let Some((_, until)) = behind.last() {
+            let tables = self.assembler.tables.for_scan();
+            let changed = scan::changed(&self.config, &facts, tables, after, until).await?;
+            for (place, _) in behind.iter().filter(|(p, _)| !changed.contains(p)) {
+                self.assembler.tables.confirm(*place, after);
+            }
+            self.report_proven();
+        }
         connect::prepare(&mut conn, &self.config, &facts).await?;
         let stream = connect::dump(conn, &self.config, after).await?;
         self.coordinate = Some(facts.coordinate);

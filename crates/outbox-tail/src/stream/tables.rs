@@ -98,6 +98,8 @@ pub(crate) struct Tables {
     pub(crate) flavour: Flavour,
     tables: Vec<Table>,
     targets: HashMap<u64, Target>,
+    /// Rows are not wanted.
+    scanning: bool,
 }
 
 impl Tables {
@@ -114,6 +116,7 @@ impl Tables {
             flavour: Flavour::Mysql,
             tables: tables.into_iter().map(table).collect(),
             targets: HashMap::new(),
+            scanning: false,
         }
     }
 
@@ -171,6 +174,9 @@ impl Tables {
     }
 
     fn plan(&mut self, place: usize, data: &[u8]) -> Plan {
+        if self.scanning {
+            return Err((Deferral::Layout, String::new()));
+        }
         // Behind the table's number, which changes, equal bodies mean equal rows.
         let body = data.get(6..).unwrap_or_default();
         let flavour = self.flavour;
@@ -239,6 +245,42 @@ impl Tables {
         table.layout = Some(Arc::new(layout));
         table.proof = Proof::Behind(from);
         table.plan = None;
+    }
+
+    /// Tables of which nothing may be deferred, with the positions behind which their layouts
+    /// hold, ascending; what lies before has to be searched for changes.
+    pub(crate) fn behind_for_certain(&self) -> Vec<(usize, Position)> {
+        let behind = |(place, t): (usize, &Table)| match &t.proof {
+            Proof::Behind(from) if t.config.spec.tracking == Tracking::None => {
+                Some((place, from.clone()))
+            }
+            _ => None,
+        };
+        self.tables.iter().enumerate().filter_map(behind).collect()
+    }
+
+    /// The same tables, for a reader that only looks for changes of them.
+    pub(crate) fn for_scan(&self) -> Self {
+        let config = |t: &Table| StreamTable {
+            spec: Arc::new(TableSpec {
+                tracking: Tracking::Status,
+                ..(*t.config.spec).clone()
+            }),
+            ..t.config.clone()
+        };
+        let tables = self.tables.iter().map(config).collect();
+        Self {
+            rule: self.rule,
+            flavour: self.flavour,
+            scanning: true,
+            ..Self::new(self.own_schema.clone(), tables)
+        }
+    }
+
+    /// No change lies between `after` and where the layout holds: it holds from `after` on.
+    pub(crate) fn confirm(&mut self, place: usize, after: &Position) {
+        self.tables[place].proof = Proof::Behind(after.clone());
+        self.tables[place].plan = None;
     }
 
     /// Layouts that are proven now that everything up to `end` was read.
