@@ -61,13 +61,11 @@ pub fn rows(len: usize, width: usize) -> String {
 pub type Bound<'q> = Query<'q, MySql, MySqlArguments>;
 
 /// A statement whose text consists of our own words and quoted names only.
-#[must_use]
 pub fn query<'q>(text: String) -> Bound<'q> {
     sqlx::query(AssertSqlSafe(text))
 }
 
 /// Binds one key by its kind.
-#[must_use]
 pub fn bind_id<'q>(query: Bound<'q>, id: &RowId) -> Bound<'q> {
     match id {
         RowId::Int(n) => query.bind(*n),
@@ -78,7 +76,6 @@ pub fn bind_id<'q>(query: Bound<'q>, id: &RowId) -> Bound<'q> {
 }
 
 /// Binds a list of keys for [`list`], the last one repeated. The list is not empty.
-#[must_use]
 pub fn bind_ids<'q>(mut query: Bound<'q>, ids: &[RowId]) -> Bound<'q> {
     for id in ids {
         query = bind_id(query, id);
@@ -92,7 +89,6 @@ pub fn bind_ids<'q>(mut query: Bound<'q>, ids: &[RowId]) -> Bound<'q> {
 }
 
 /// Binds a stored status.
-#[must_use]
 pub fn bind_status<'q>(query: Bound<'q>, value: &StatusValue) -> Bound<'q> {
     match value {
         StatusValue::Number(n) => query.bind(*n),

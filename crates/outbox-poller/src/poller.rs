@@ -206,6 +206,8 @@ impl Poller {
                 continue;
             }
             let mut rows = self.scan(table, &Scan::Due).await?;
+            // Whatever waited behind a head that was due follows it at once.
+            let heads: HashSet<Aggregate> = rows.iter().map(|r| r.aggregate.clone()).collect();
             rows.extend(self.left_behind(table).await?);
             if rows.is_empty() {
                 continue;
@@ -213,6 +215,9 @@ impl Poller {
             let full = rows.len() >= self.config.batch;
             let settled = self.deliver(table, spec, rows, false, stop).await?;
             again |= full && settled > 0;
+            if settled > 0 && spec.ordering != Ordering::None {
+                self.aggregates(heads.into_iter().collect(), stop).await?;
+            }
         }
         Ok(again)
     }

@@ -33,14 +33,26 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     match cli.command {
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "outboxd", &mut std::io::stdout());
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "outboxd",
+                &mut std::io::stdout(),
+            );
             return ExitCode::SUCCESS;
         }
         Command::Man => {
             let written = clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout());
-            return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(NO) };
+            return if written.is_ok() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(NO)
+            };
         }
-        Command::Migrate { print: true, with_outbox } => {
+        Command::Migrate {
+            print: true,
+            with_outbox,
+        } => {
             output::line(outbox_ledger::migrate::print(with_outbox).trim_end());
             return ExitCode::SUCCESS;
         }
@@ -53,7 +65,11 @@ pub fn main() -> ExitCode {
             return ExitCode::from(CONFIGURATION);
         }
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(e) => {
             complain(&format!("cannot start: {e}"));
@@ -78,7 +94,10 @@ async fn command(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         return crate::run::run(config, level).await;
     }
     // Commands answer on standard output; only what is wrong is logged.
-    crate::logging::init(&Log { format: LogFormat::Text, level: "warn".to_owned() });
+    crate::logging::init(&Log {
+        format: LogFormat::Text,
+        level: "warn".to_owned(),
+    });
     if let Command::Config { .. } = command {
         output::line(config::print(&config).trim_end());
         return Ok(ExitCode::SUCCESS);
@@ -88,19 +107,59 @@ async fn command(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         Command::Migrate { with_outbox, .. } => maintain::migrate(&db, with_outbox).await,
         Command::Check(json) => check::run(&config, &db, json.json).await,
         Command::Status(json) => status::run(&config, &db, json.json).await,
-        Command::List { table, status, aggregate_id, limit, json } => {
-            rows::list(&config, &db, table.as_deref(), status, aggregate_id, limit, json.json).await
+        Command::List {
+            table,
+            status,
+            aggregate_id,
+            limit,
+            json,
+        } => {
+            rows::list(
+                &config,
+                &db,
+                table.as_deref(),
+                status,
+                aggregate_id,
+                limit,
+                json.json,
+            )
+            .await
         }
-        Command::Show { id, table, json } => rows::show(&config, &db, table.as_deref(), &id, json.json).await,
-        Command::Retry { ids, all_failed, table, json } => {
-            rows::retry(&config, &db, table.as_deref(), &ids, all_failed, json.json).await
+        Command::Show { id, table, json } => {
+            rows::show(&config, &db, table.as_deref(), &id, json.json).await
         }
-        Command::Abandon { ids, aggregate_id, aggregate_type, table, json } => {
-            let aggregate = aggregate_id.as_deref().map(|id| (aggregate_type.as_deref(), id));
+        Command::Retry {
+            ids,
+            all_failed,
+            table,
+            json,
+        } => rows::retry(&config, &db, table.as_deref(), &ids, all_failed, json.json).await,
+        Command::Abandon {
+            ids,
+            aggregate_id,
+            aggregate_type,
+            table,
+            json,
+        } => {
+            let aggregate = aggregate_id
+                .as_deref()
+                .map(|id| (aggregate_type.as_deref(), id));
             rows::abandon(&config, &db, table.as_deref(), &ids, aggregate, json.json).await
         }
-        Command::Replay { from_id, to_id, since, until, table, yes, json } => {
-            let range = maintain::Replayed { ids: from_id.zip(to_id), since, until };
+        Command::Replay {
+            from_id,
+            to_id,
+            since,
+            until,
+            table,
+            yes,
+            json,
+        } => {
+            let range = maintain::Replayed {
+                ids: from_id.zip(to_id),
+                since,
+                until,
+            };
             maintain::replay(&config, &db, table.as_deref(), range, yes, json.json).await
         }
         Command::Pause { table } => operate::pause(&config, &db, table.as_deref()).await,
@@ -108,15 +167,21 @@ async fn command(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         Command::Sweep => operate::sweep(&config, &db).await,
         Command::Position { action } => maintain::position(&config, &db, action).await,
         Command::AckGap => operate::ack_gap(&config, &db).await,
-        Command::Purge { older_than, table, json } => {
-            maintain::purge(&config, &db, table.as_deref(), older_than, json.json).await
-        }
+        Command::Purge {
+            older_than,
+            table,
+            json,
+        } => maintain::purge(&config, &db, table.as_deref(), older_than, json.json).await,
         Command::Tail => tail::run(&config, &db).await,
         Command::Demo { rate, count, watch } => {
             let application = servers::application_database(&config)?;
-            demo::run(&config, &application, rate, count, watch.as_deref()).await.map(yes_or_no)
+            demo::run(&config, &application, rate, count, watch.as_deref())
+                .await
+                .map(yes_or_no)
         }
-        Command::Run | Command::Config { .. } | Command::Completions { .. } | Command::Man => Ok(true).map(yes_or_no),
+        Command::Run | Command::Config { .. } | Command::Completions { .. } | Command::Man => {
+            Ok(yes_or_no(true))
+        }
     };
     db.close().await;
     done
@@ -124,7 +189,11 @@ async fn command(command: Command, config: Config) -> anyhow::Result<ExitCode> {
 
 /// 0 for yes, 1 for the command's own no.
 fn yes_or_no(yes: bool) -> ExitCode {
-    if yes { ExitCode::SUCCESS } else { ExitCode::from(NO) }
+    if yes {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(NO)
+    }
 }
 
 /// A server that cannot be reached is 69, whatever the command.
@@ -137,9 +206,15 @@ fn code(error: &anyhow::Error) -> u8 {
             };
         }
         if let Some(e) = cause.downcast_ref::<StreamError>() {
-            return if e.disposition() == StreamDisposition::Backoff { UNREACHABLE } else { NO };
+            return if e.disposition() == StreamDisposition::Backoff {
+                UNREACHABLE
+            } else {
+                NO
+            };
         }
-        if cause.downcast_ref::<outbox_ledger::error::DbError>().is_some_and(|e| e.disposition() == Disposition::Backoff)
+        if cause
+            .downcast_ref::<outbox_ledger::error::DbError>()
+            .is_some_and(|e| e.disposition() == Disposition::Backoff)
             || cause.downcast_ref::<lapin::Error>().is_some()
         {
             return UNREACHABLE;

@@ -19,7 +19,7 @@ use outbox_core::spec::TableSpec;
 use secrecy::SecretString;
 
 pub use show::print;
-pub use source::{ConfigError, load};
+pub use source::load;
 
 /// Everything that is configured, validated.
 #[derive(Debug)]
@@ -110,18 +110,6 @@ pub enum ExchangeKind {
     Direct,
     Fanout,
     Headers,
-}
-
-impl ExchangeKind {
-    /// The AMQP name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Topic => "topic",
-            Self::Direct => "direct",
-            Self::Fanout => "fanout",
-            Self::Headers => "headers",
-        }
-    }
 }
 
 /// `[rabbitmq]`.

@@ -31,7 +31,11 @@ const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Serves until `stop`.
-pub async fn serve(listener: TcpListener, daemon: Arc<Daemon>, stop: CancellationToken) -> anyhow::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    daemon: Arc<Daemon>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     serve::serve(listener, router(daemon), stop).await
 }
 
@@ -47,8 +51,16 @@ fn router(daemon: Arc<Daemon>) -> Router {
         .route("/api/rows/{table}/{id}/{change}", post(api::change))
         .route("/api/{order}", post(api::order))
         .fallback(async || Problem::not_found("there is nothing at this address"))
-        .method_not_allowed_fallback(async || Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this address takes another method"))
-        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, REQUEST))
+        .method_not_allowed_fallback(async || {
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this address takes another method",
+            )
+        })
+        .layer(TimeoutLayer::with_status_code(
+            StatusCode::SERVICE_UNAVAILABLE,
+            REQUEST,
+        ))
         .layer(RequestBodyLimitLayer::new(BODY))
         .with_state(daemon)
 }
@@ -60,7 +72,11 @@ async fn console() -> Response {
 
 async fn readyz(State(daemon): State<Arc<Daemon>>) -> Response {
     let health = daemon.health.get();
-    let status = if health.ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if health.ready() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     (status, axum::Json(health)).into_response()
 }
 
@@ -87,7 +103,10 @@ fn reasons(daemon: &Daemon) -> Vec<String> {
         reasons.push(format!("halted: {} {}", h.tail.detail, h.mysql.detail));
     }
     if h.gaps > 0 {
-        reasons.push(format!("{} gaps in the binlog are not acknowledged (`outboxd ack-gap`)", h.gaps));
+        reasons.push(format!(
+            "{} gaps in the binlog are not acknowledged (`outboxd ack-gap`)",
+            h.gaps
+        ));
     }
     if h.paused {
         reasons.push("publishing is paused (`outboxd resume`)".to_owned());

@@ -29,7 +29,8 @@ impl LevelHandle {
 /// Installs the subscriber. Targets that print message bodies or secrets are off whatever the
 /// level says.
 pub fn init(log: &Log) -> LevelHandle {
-    let filter = targets(&log.level).unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
+    let filter =
+        targets(&log.level).unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
     let (filter, handle) = reload::Layer::new(filter);
     let base = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     match log.format {
@@ -53,16 +54,27 @@ fn targets(level: &str) -> Option<Targets> {
     let plain = !level.contains('=');
     if let Some(default) = asked.default_level() {
         all = if plain {
-            let ours = ["outboxd", "outbox_core", "outbox_tail", "outbox_ledger", "outbox_poller"];
+            let ours = [
+                "outboxd",
+                "outbox_core",
+                "outbox_tail",
+                "outbox_ledger",
+                "outbox_poller",
+            ];
             let libraries = default.min(tracing::level_filters::LevelFilter::WARN);
-            ours.into_iter().fold(all.with_default(libraries), |all, t| all.with_target(t, default))
+            ours.into_iter()
+                .fold(all.with_default(libraries), |all, t| {
+                    all.with_target(t, default)
+                })
         } else {
             all.with_default(default)
         };
     }
     all = all.with_targets(asked.iter());
     let off = outbox_tail::rabbit::NOISY_TARGETS;
-    Some(off.iter().fold(all, |all, t| all.with_target(*t, tracing::level_filters::LevelFilter::OFF)))
+    Some(off.iter().fold(all, |all, t| {
+        all.with_target(*t, tracing::level_filters::LevelFilter::OFF)
+    }))
 }
 
 #[cfg(test)]
@@ -78,7 +90,11 @@ mod tests {
         assert!(!t.would_enable("sqlx::query", &Level::INFO));
         assert!(t.would_enable("sqlx::query", &Level::WARN));
         for noisy in outbox_tail::rabbit::NOISY_TARGETS {
-            assert!(!targets("trace,lapin=trace").unwrap().would_enable(noisy, &Level::ERROR));
+            assert!(
+                !targets("trace,lapin=trace")
+                    .unwrap()
+                    .would_enable(noisy, &Level::ERROR)
+            );
         }
     }
 

@@ -2,8 +2,8 @@
 
 mod chores;
 mod control;
-pub mod replay;
 mod election;
+pub mod replay;
 pub mod servers;
 mod session;
 mod signals;
@@ -79,7 +79,11 @@ pub async fn run(config: Config, level: LevelHandle) -> anyhow::Result<ExitCode>
     let stop = CancellationToken::new();
     // HTTP outlives the election, so that health tells of the end too.
     let http_stop = CancellationToken::new();
-    let http = tokio::spawn(crate::http::serve(listener, daemon.clone(), http_stop.clone()));
+    let http = tokio::spawn(crate::http::serve(
+        listener,
+        daemon.clone(),
+        http_stop.clone(),
+    ));
     let mut crew = Crew::new(stop.clone());
     crew.vital("termination", termination(stop.clone()));
     crew.vital("election", election::run(daemon.clone(), stop.clone()));
@@ -100,7 +104,10 @@ pub async fn run(config: Config, level: LevelHandle) -> anyhow::Result<ExitCode>
 
 /// Ends everything at the first SIGTERM or SIGINT, and the process at once at the second.
 async fn termination(stop: CancellationToken) -> anyhow::Result<()> {
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut term, mut int) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
@@ -110,7 +117,9 @@ async fn termination(stop: CancellationToken) -> anyhow::Result<()> {
     stop.cancel();
     // Lives as long as the process: the second signal may come at any time of the end.
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         if let Ok(runtime) = runtime {
             runtime.block_on(async {
                 tokio::select! {

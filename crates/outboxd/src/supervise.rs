@@ -1,8 +1,8 @@
 //! No anonymous tasks: each has a name and a declared answer to an error.
 //!
-//! A [`Crew`] is a set of named tasks that live and end together. A task that ends with an error
-//! either ends the crew or is started again with a growing pause, as declared. Cancelling the
-//! crew's token asks every task to end; one that has not within the deadline is aborted and named.
+//! A [`Crew`] is a set of named tasks that live and end together. The end of any of them,
+//! good or bad, ends the crew; tasks that must survive failures retry inside, with backoff. Cancelling
+//! the crew's token asks every task to end; one that has not within the deadline is aborted and named.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, warn};
+use tracing::error;
 
 /// A set of tasks that end together.
 pub struct Crew {
@@ -18,9 +18,6 @@ pub struct Crew {
     tasks: JoinSet<(&'static str, anyhow::Result<()>)>,
     names: std::collections::HashMap<tokio::task::Id, &'static str>,
 }
-
-/// Pauses before a failed task is started again: doubling from the first to the second.
-const RESTART_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 impl Crew {
     /// A crew that ends when `stop` is cancelled.
@@ -44,52 +41,6 @@ impl Crew {
     {
         let handle = self.tasks.spawn(async move { (name, task.await) });
         self.names.insert(handle.id(), name);
-    }
-
-    /// Spawns a task that is started again when it fails, and whose end is nobody's end.
-    pub fn restarted<F, Fut>(&mut self, name: &'static str, mut make: F)
-    where
-        F: FnMut() -> Fut + Send + 'static,
-        Fut: Future<Output = anyhow::Result<()>> + Send,
-    {
-        let stop = self.stop.clone();
-        let supervised = async move {
-            let mut pause = RESTART_PAUSE.0;
-            loop {
-                let begun = Instant::now();
-                match make().await {
-                    Ok(()) => break,
-                    Err(e) if stop.is_cancelled() => {
-                        warn!(
-                            task = name,
-                            error = format!("{e:#}"),
-                            "task failed while stopping"
-                        );
-                        break;
-                    }
-                    Err(e) => {
-                        warn!(
-                            task = name,
-                            error = format!("{e:#}"),
-                            pause_s = pause.as_secs(),
-                            "task failed; it is started again"
-                        );
-                    }
-                }
-                if begun.elapsed() > RESTART_PAUSE.1 {
-                    pause = RESTART_PAUSE.0;
-                }
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = stop.cancelled() => break,
-                }
-                pause = (pause * 2).min(RESTART_PAUSE.1);
-            }
-            // Ends the crew's wait for it, not the crew.
-            stop.cancelled().await;
-            Ok(())
-        };
-        self.vital(name, supervised);
     }
 
     /// Waits until a vital task ends or the crew is stopped, then ends the others within
@@ -145,8 +96,6 @@ impl Crew {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[tokio::test(start_paused = true)]
     async fn an_error_of_a_vital_task_ends_the_crew_and_is_its_error() {
@@ -159,25 +108,6 @@ mod tests {
         crew.vital("fails", async { anyhow::bail!("broken") });
         let ended = crew.join(Duration::from_secs(1)).await;
         assert_eq!(ended.map_err(|e| e.to_string()), Err("broken".to_owned()));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_failing_task_is_started_again_with_a_growing_pause() {
-        let mut crew = Crew::new(CancellationToken::new());
-        let (stop, runs) = (crew.token(), Arc::new(AtomicUsize::new(0)));
-        let counted = runs.clone();
-        crew.restarted("flaky", move || {
-            counted.fetch_add(1, Ordering::SeqCst);
-            async { anyhow::bail!("again") }
-        });
-        crew.vital("clock", async move {
-            tokio::time::sleep(Duration::from_secs(16)).await;
-            stop.cancel();
-            Ok(())
-        });
-        assert!(crew.join(Duration::from_secs(1)).await.is_ok());
-        // After 0, 1, 3, 7 and 15 seconds.
-        assert_eq!(runs.load(Ordering::SeqCst), 5);
     }
 
     #[tokio::test(start_paused = true)]

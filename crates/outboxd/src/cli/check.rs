@@ -39,7 +39,9 @@ async fn broker(config: &Config) -> anyhow::Result<Check> {
     let (publisher, driver) = RabbitPublisher::new(servers::broker(config, "check"));
     let stop = CancellationToken::new();
     let driver = tokio::spawn(driver.run(stop.clone()));
-    let connected = tokio::time::timeout(PATIENCE, publisher.ready()).await.is_ok();
+    let connected = tokio::time::timeout(PATIENCE, publisher.ready())
+        .await
+        .is_ok();
     let state = publisher.state();
     stop.cancel();
     driver.await?;

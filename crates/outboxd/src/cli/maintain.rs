@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use outbox_core::{Position, TableIdx};
 use outbox_core::position::FilePosition;
+use outbox_core::{Position, TableIdx};
 use outbox_ledger::admin::ReplayRange;
 use outbox_ledger::connect::Db;
 use outbox_ledger::position::PositionStore;
@@ -23,7 +23,11 @@ use crate::run::servers;
 /// Creates or updates our own tables.
 pub async fn migrate(db: &Db, with_outbox: bool) -> anyhow::Result<ExitCode> {
     let applied = migrations::run(db, with_outbox).await?;
-    let outbox = if with_outbox { "; the default outbox table is there" } else { "" };
+    let outbox = if with_outbox {
+        "; the default outbox table is there"
+    } else {
+        ""
+    };
     match applied.len() {
         0 => output::line(format!("nothing to migrate{outbox}")),
         n => output::line(format!("{n} migrations applied{outbox}")),
@@ -32,7 +36,11 @@ pub async fn migrate(db: &Db, with_outbox: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Shows or moves the stored position.
-pub async fn position(config: &Config, db: &Db, action: PositionCommand) -> anyhow::Result<ExitCode> {
+pub async fn position(
+    config: &Config,
+    db: &Db,
+    action: PositionCommand,
+) -> anyhow::Result<ExitCode> {
     let positions = PositionStore::new(db.clone(), Arc::from(config.name.as_str()));
     let stored = positions.load().await?;
     match action {
@@ -43,27 +51,56 @@ pub async fn position(config: &Config, db: &Db, action: PositionCommand) -> anyh
             };
             let printed = stored.position.as_ref().map(ToString::to_string);
             if json.json {
-                output::json(&json!({ "position": printed, "age_seconds": stored.age_seconds, "sweep_due": stored.sweep }))?;
+                output::json(
+                    &json!({ "position": printed, "age_seconds": stored.age_seconds, "sweep_due": stored.sweep }),
+                )?;
             } else {
-                let printed = printed.unwrap_or_else(|| "reset: the next start begins from where the server is".to_owned());
+                let printed = printed.unwrap_or_else(|| {
+                    "reset: the next start begins from where the server is".to_owned()
+                });
                 output::line(format!("{printed}, stored {} s ago", stored.age_seconds));
             }
             Ok(ExitCode::SUCCESS)
         }
-        PositionCommand::Set { gtid, file, pos, dry_run } => {
-            let facts = stream::probe(&servers::stream(config, db.schema(), zone::offset(db).await?)).await?;
+        PositionCommand::Set {
+            gtid,
+            file,
+            pos,
+            dry_run,
+        } => {
+            let facts = stream::probe(&servers::stream(
+                config,
+                db.schema(),
+                zone::offset(db).await?,
+            ))
+            .await?;
             let wanted = match (gtid, file.zip(pos)) {
                 (Some(gtid), _) => Position::Gtid(gtid.parse().context("--gtid")?),
-                (None, Some((file, pos))) => Position::File(FilePosition { server: facts.server.clone(), file, pos }),
+                (None, Some((file, pos))) => Position::File(FilePosition {
+                    server: facts.server.clone(),
+                    file,
+                    pos,
+                }),
                 (None, None) => bail!("--gtid, or --file with --pos"),
             };
             match stream::check_resume(&wanted, &facts) {
                 Resume::Continue => {}
                 Resume::Behind(missing) => bail!("the server does not have {missing} yet"),
-                Resume::Lost { detail, .. } => bail!("the server cannot continue from {wanted}: {detail}"),
+                Resume::Lost { detail, .. } => {
+                    bail!("the server cannot continue from {wanted}: {detail}")
+                }
                 Resume::NeedsGtid => bail!("an offset over 4 GiB needs GTIDs"),
             }
-            store(config, db, &positions, Some(&wanted), false, dry_run, &format!("the position is {wanted}")).await
+            store(
+                config,
+                db,
+                &positions,
+                Some(&wanted),
+                false,
+                dry_run,
+                &format!("the position is {wanted}"),
+            )
+            .await
         }
         PositionCommand::Reset { dry_run } => {
             let text = "the next start sweeps the tables and goes on from where the server is then";
@@ -93,7 +130,9 @@ async fn store(
         return Ok(ExitCode::SUCCESS);
     }
     let epoch = positions.set_by_operator(position, sweep).await?;
-    output::line(format!("{text} (epoch {epoch}: every instance starts from it)"));
+    output::line(format!(
+        "{text} (epoch {epoch}: every instance starts from it)"
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -125,10 +164,19 @@ pub async fn replay(
     let zone = i64::from(zone::offset(db).await?) * 1_000_000;
     let moment = |text: &str| moment(text).map(|local| local - zone);
     let (what, range) = match (wanted.ids, wanted.since) {
-        (Some((from, to)), _) => (format!("sent rows {from} to {to}"), ReplayRange::Ids { from, to }),
+        (Some((from, to)), _) => (
+            format!("sent rows {from} to {to}"),
+            ReplayRange::Ids { from, to },
+        ),
         (None, Some(since)) => {
             let until = wanted.until.as_deref().map(moment).transpose()?;
-            (format!("sent rows created since {since}"), ReplayRange::Created { since: moment(&since)?, until })
+            (
+                format!("sent rows created since {since}"),
+                ReplayRange::Created {
+                    since: moment(&since)?,
+                    until,
+                },
+            )
         }
         (None, None) => bail!("--from-id and --to-id, or --since"),
     };
@@ -136,7 +184,8 @@ pub async fn replay(
         return Ok(yes_or_no(false));
     }
     let bar = output::progress("rows published again");
-    let published = crate::run::replay::run(config, &admin, table, &range, |n| bar.set_position(n)).await?;
+    let published =
+        crate::run::replay::run(config, &admin, table, &range, |n| bar.set_position(n)).await?;
     bar.finish_and_clear();
     if as_json {
         output::json(&json!({ "published": published }))?;
@@ -150,10 +199,15 @@ pub async fn replay(
 fn moment(text: &str) -> anyhow::Result<i64> {
     use time::macros::format_description;
     let text = text.trim().replace('T', " ");
-    let whole = if text.len() == 10 { format!("{text} 00:00:00") } else { text.clone() };
+    let whole = if text.len() == 10 {
+        format!("{text} 00:00:00")
+    } else {
+        text.clone()
+    };
     let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
     let parsed = time::PrimitiveDateTime::parse(&whole, format);
-    let at = parsed.with_context(|| format!("\"{text}\" is not a time like \"2026-01-31 08:00:00\""))?;
+    let at =
+        parsed.with_context(|| format!("\"{text}\" is not a time like \"2026-01-31 08:00:00\""))?;
     Ok(at.assume_utc().unix_timestamp() * 1_000_000)
 }
 
@@ -168,7 +222,9 @@ pub async fn purge(
     let admin = servers::admin(config, db).await?;
     let table = super::rows::find(&admin, table)?;
     let bar = output::progress("rows deleted");
-    let deleted = admin.purge(table, older_than, |n| bar.set_position(n)).await?;
+    let deleted = admin
+        .purge(table, older_than, |n| bar.set_position(n))
+        .await?;
     bar.finish_and_clear();
     if as_json {
         output::json(&json!({ "deleted": deleted }))?;

@@ -20,7 +20,9 @@ pub async fn pause(config: &Config, db: &Db, table: Option<&str>) -> anyhow::Res
     let what = table.clone().unwrap_or_else(|| "every table".to_owned());
     let Some(leader) = leader(config, db).await? else {
         pauses::set(db, &config.name, table.as_deref()).await?;
-        output::line(format!("{what} is paused; no instance leads now, the next one will obey"));
+        output::line(format!(
+            "{what} is paused; no instance leads now, the next one will obey"
+        ));
         return Ok(ExitCode::SUCCESS);
     };
     match order(config, db, "pause", &table_data(table.as_deref())).await? {
@@ -28,7 +30,9 @@ pub async fn pause(config: &Config, db: &Db, table: Option<&str>) -> anyhow::Res
         None => {
             // Stored all the same: whoever leads next obeys.
             pauses::set(db, &config.name, table.as_deref()).await?;
-            output::line(format!("{what} is paused, but {leader} has not answered in time"));
+            output::line(format!(
+                "{what} is paused, but {leader} has not answered in time"
+            ));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -41,7 +45,11 @@ pub async fn resume(config: &Config, db: &Db, table: Option<&str>) -> anyhow::Re
     if leader(config, db).await?.is_some() {
         order(config, db, "resume", &table_data(table.as_deref())).await?;
     }
-    output::line(if cleared > 0 { "resumed" } else { "nothing was paused" });
+    output::line(if cleared > 0 {
+        "resumed"
+    } else {
+        "nothing was paused"
+    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -95,8 +103,12 @@ fn table_data(table: Option<&str>) -> String {
 /// `schema.table` of a configured outbox, from either form of its name.
 pub fn full_name(config: &Config, table: &str) -> anyhow::Result<String> {
     let known = || config.outbox.iter().map(|t| t.full_name());
-    let found = known().find(|full| full == table || full.rsplit_once('.').is_some_and(|(_, t)| t == table));
+    let found = known()
+        .find(|full| full == table || full.rsplit_once('.').is_some_and(|(_, t)| t == table));
     found.ok_or_else(|| {
-        anyhow::anyhow!("no outbox is named {table}; configured: {}", known().collect::<Vec<_>>().join(", "))
+        anyhow::anyhow!(
+            "no outbox is named {table}; configured: {}",
+            known().collect::<Vec<_>>().join(", ")
+        )
     })
 }

@@ -50,7 +50,8 @@ pub fn printable(text: &str) -> String {
 /// A counter on standard error while something long runs; silent where that is no terminal.
 pub fn progress(what: &'static str) -> indicatif::ProgressBar {
     let bar = indicatif::ProgressBar::new_spinner().with_message(what);
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {pos} {msg} ({elapsed})") {
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {pos} {msg} ({elapsed})")
+    {
         bar.set_style(style);
     }
     bar

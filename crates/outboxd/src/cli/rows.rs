@@ -19,7 +19,10 @@ pub fn find(admin: &Admin, table: Option<&str>) -> anyhow::Result<Option<TableId
     let Some(name) = table else { return Ok(None) };
     let found = admin.find(name);
     found.map(Some).ok_or_else(|| {
-        anyhow::anyhow!("no outbox is named {name}; configured: {}", admin.names().join(", "))
+        anyhow::anyhow!(
+            "no outbox is named {name}; configured: {}",
+            admin.names().join(", ")
+        )
     })
 }
 
@@ -34,21 +37,41 @@ pub async fn list(
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let admin = servers::admin(config, db).await?;
-    let filter = Filter { table: find(&admin, table)?, status, aggregate_id, aggregate_type: None };
+    let filter = Filter {
+        table: find(&admin, table)?,
+        status,
+        aggregate_id,
+        aggregate_type: None,
+    };
     let rows = admin.list(&filter, None, usize::try_from(limit)?).await?;
     if as_json {
         output::json(&rows)?;
         return Ok(ExitCode::SUCCESS);
     }
     let text = |v: &Option<String>| v.clone().unwrap_or_default();
-    let header = ["table", "id", "status", "aggregate", "event", "retries", "next retry", "last error"];
+    let header = [
+        "table",
+        "id",
+        "status",
+        "aggregate",
+        "event",
+        "retries",
+        "next retry",
+        "last error",
+    ];
     output::table(
         &header,
         rows.iter().map(|r| {
             let error = text(&r.last_error);
             let short: String = error.chars().take(REASON).collect();
-            let short = if short.len() < error.len() { format!("{short}…") } else { short };
-            let aggregate = format!("{} {}", r.aggregate_type, r.aggregate_id).trim().to_owned();
+            let short = if short.len() < error.len() {
+                format!("{short}…")
+            } else {
+                short
+            };
+            let aggregate = format!("{} {}", r.aggregate_type, r.aggregate_id)
+                .trim()
+                .to_owned();
             vec![
                 r.table.clone(),
                 r.id.clone(),
@@ -65,7 +88,13 @@ pub async fn list(
 }
 
 /// One row with its payload.
-pub async fn show(config: &Config, db: &Db, table: Option<&str>, id: &str, as_json: bool) -> anyhow::Result<ExitCode> {
+pub async fn show(
+    config: &Config,
+    db: &Db,
+    table: Option<&str>,
+    id: &str,
+    as_json: bool,
+) -> anyhow::Result<ExitCode> {
     let admin = servers::admin(config, db).await?;
     let Some(row) = admin.show(find(&admin, table)?, id).await? else {
         anyhow::bail!("there is no row {id}");
@@ -74,7 +103,10 @@ pub async fn show(config: &Config, db: &Db, table: Option<&str>, id: &str, as_js
         output::json(&row)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut facts = vec![vec!["table".to_owned(), row.row.table.clone()], vec!["status".to_owned(), row.row.status.clone()]];
+    let mut facts = vec![
+        vec!["table".to_owned(), row.row.table.clone()],
+        vec!["status".to_owned(), row.row.status.clone()],
+    ];
     for (name, value) in &row.columns {
         let text = match value {
             Value::Null => "NULL".to_owned(),
@@ -98,8 +130,11 @@ pub async fn retry(
 ) -> anyhow::Result<ExitCode> {
     let admin = servers::admin(config, db).await?;
     let table = find(&admin, table)?;
-    let changed =
-        if all_failed { admin.retry_all_failed(table).await? } else { admin.retry(table, ids).await? };
+    let changed = if all_failed {
+        admin.retry_all_failed(table).await?
+    } else {
+        admin.retry(table, ids).await?
+    };
     answer(changed, "rows are pending again", as_json)
 }
 

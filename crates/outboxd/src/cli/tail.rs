@@ -47,13 +47,21 @@ pub async fn run(config: &Config, db: &Db) -> anyhow::Result<ExitCode> {
         };
         if let StreamItem::Group(group) = item {
             for row in &group.rows {
-                let table = specs.get(usize::from(row.key.table.0)).map(|t| t.full_name()).unwrap_or_default();
+                let table = specs
+                    .get(usize::from(row.key.table.0))
+                    .map(|t| t.full_name())
+                    .unwrap_or_default();
                 output::line(line(&table, row));
             }
             for left in &group.deferred {
-                let table = specs.get(usize::from(left.table.0)).map(|t| t.full_name()).unwrap_or_default();
+                let table = specs
+                    .get(usize::from(left.table.0))
+                    .map(|t| t.full_name())
+                    .unwrap_or_default();
                 let id = left.row.as_ref().map(|(id, _)| id.to_string());
-                output::line(json!({ "table": table, "id": id, "left_to_the_table": left.why.name() }));
+                output::line(
+                    json!({ "table": table, "id": id, "left_to_the_table": left.why.name() }),
+                );
             }
         }
     }
@@ -78,7 +86,9 @@ fn line(table: &str, row: &OutboxRow) -> Value {
             "payload": body(m.content_type, &m.body),
         }),
     };
-    let (Value::Object(mut base), Value::Object(more)) = (base, more) else { return Value::Null };
+    let (Value::Object(mut base), Value::Object(more)) = (base, more) else {
+        return Value::Null;
+    };
     base.extend(more);
     Value::Object(base)
 }
@@ -86,7 +96,9 @@ fn line(table: &str, row: &OutboxRow) -> Value {
 /// JSON as it is, text as a string, anything else in hex.
 fn body(kind: ContentType, body: &[u8]) -> Value {
     match (kind, std::str::from_utf8(body)) {
-        (ContentType::Json, Ok(text)) => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
+        (ContentType::Json, Ok(text)) => {
+            serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
+        }
         (ContentType::Text, Ok(text)) => Value::from(text),
         _ => Value::from(body.iter().map(|b| format!("{b:02x}")).collect::<String>()),
     }
@@ -100,6 +112,8 @@ fn header(value: &HeaderValue) -> Value {
         HeaderValue::Float(x) => Value::from(*x),
         HeaderValue::Text(s) => Value::from(s.as_str()),
         HeaderValue::List(l) => l.iter().map(header).collect(),
-        HeaderValue::Table(t) => Value::Object(t.iter().map(|(k, v)| (k.clone(), header(v))).collect()),
+        HeaderValue::Table(t) => {
+            Value::Object(t.iter().map(|(k, v)| (k.clone(), header(v))).collect())
+        }
     }
 }

@@ -115,7 +115,7 @@ fn template(
 
 fn columns(mut r: Reader<'_>, tracking: Tracking) -> ColumnNames {
     let d = ColumnNames::default();
-    let mut needed = |r: &mut Reader<'_>, key: &'static str, default: &str, help: &'static str| {
+    let needed = |r: &mut Reader<'_>, key: &'static str, default: &str, help: &'static str| {
         let name = r.text(key, default, help);
         if name.is_empty() {
             r.mistake(key, "this column cannot be absent");

@@ -466,7 +466,7 @@ pub fn print_duration(d: Duration) -> String {
 pub fn print_size(n: u64) -> String {
     [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
         .into_iter()
-        .find(|(unit, _)| n >= *unit && n % unit == 0)
+        .find(|(unit, _)| n >= *unit && n.is_multiple_of(*unit))
         .map_or_else(
             || format!("{n}B"),
             |(unit, name)| format!("{}{name}", n / unit),

@@ -24,10 +24,17 @@ const PAGE: (u32, u32) = (50, 500);
 
 /// Everything at a glance: what is stored, and what this instance sees.
 pub async fn status(State(daemon): State<Arc<Daemon>>) -> Answer {
-    let overview = servers::admin(&daemon.config, &daemon.db).await?.overview().await?;
+    let overview = servers::admin(&daemon.config, &daemon.db)
+        .await?
+        .overview()
+        .await?;
     let mut status = json!(overview);
     let health = daemon.health.get();
-    let relay = daemon.control.get().and_then(|c| c.relay).map(|r| r.status());
+    let relay = daemon
+        .control
+        .get()
+        .and_then(|c| c.relay)
+        .map(|r| r.status());
     let lag = relay.as_ref().map(|r| r.lag.as_secs_f64());
     status["lag_seconds"] = json!(lag);
     status["live"] = json!({
@@ -57,12 +64,18 @@ pub struct RowsQuery {
 }
 
 /// Rows, newest first, without payload; `next` is the `after` of the next page.
-pub async fn rows(State(daemon): State<Arc<Daemon>>, query: Result<Query<RowsQuery>, QueryRejection>) -> Answer {
+pub async fn rows(
+    State(daemon): State<Arc<Daemon>>,
+    query: Result<Query<RowsQuery>, QueryRejection>,
+) -> Answer {
     let Query(query) = query.map_err(|e| Problem::bad(e.body_text()))?;
     let status = match &query.status {
         None => None,
         Some(name) => Some(Status::from_name(name).ok_or_else(|| {
-            Problem::bad(format!("status: one of {} is allowed", Status::ALL.map(Status::name).join(", ")))
+            Problem::bad(format!(
+                "status: one of {} is allowed",
+                Status::ALL.map(Status::name).join(", ")
+            ))
         })?),
     };
     let limit = query.limit.unwrap_or(PAGE.0);
@@ -73,16 +86,33 @@ pub async fn rows(State(daemon): State<Arc<Daemon>>, query: Result<Query<RowsQue
         return Err(Problem::bad("after: pages are of one table; name it"));
     }
     let admin = servers::admin(&daemon.config, &daemon.db).await?;
-    let table = query.table.as_deref().map(|t| find(&admin, t)).transpose()?;
-    let filter = Filter { table, status, aggregate_id: query.aggregate_id, aggregate_type: None };
-    let rows = admin.list(&filter, query.after.as_deref(), limit as usize).await?;
+    let table = query
+        .table
+        .as_deref()
+        .map(|t| find(&admin, t))
+        .transpose()?;
+    let filter = Filter {
+        table,
+        status,
+        aggregate_id: query.aggregate_id,
+        aggregate_type: None,
+    };
+    let rows = admin
+        .list(&filter, query.after.as_deref(), limit as usize)
+        .await?;
     let pages = table.is_some() || daemon.config.outbox.len() == 1;
-    let next = rows.last().filter(|_| pages && rows.len() == limit as usize).map(|r| r.id.clone());
+    let next = rows
+        .last()
+        .filter(|_| pages && rows.len() == limit as usize)
+        .map(|r| r.id.clone());
     Ok(Json(json!({ "rows": rows, "next": next })))
 }
 
 /// One row with its payload.
-pub async fn row(State(daemon): State<Arc<Daemon>>, Path((table, id)): Path<(String, String)>) -> Answer {
+pub async fn row(
+    State(daemon): State<Arc<Daemon>>,
+    Path((table, id)): Path<(String, String)>,
+) -> Answer {
     let admin = servers::admin(&daemon.config, &daemon.db).await?;
     let row = admin.show(Some(find(&admin, &table)?), &id).await?;
     let row = row.ok_or_else(|| Problem::not_found(format!("{table} has no row {id}")))?;
@@ -96,7 +126,9 @@ pub async fn change(
     headers: HeaderMap,
 ) -> Answer {
     if !["retry", "abandon"].contains(&change.as_str()) {
-        return Err(Problem::not_found("a row can be POSTed to retry or abandon"));
+        return Err(Problem::not_found(
+            "a row can be POSTed to retry or abandon",
+        ));
     }
     authorized(&daemon, &headers)?;
     let admin = servers::admin(&daemon.config, &daemon.db).await?;
@@ -110,11 +142,17 @@ pub async fn change(
         let text = format!("{table} has no row {id} whose status allows {change}");
         return Err(Problem::new(StatusCode::CONFLICT, text));
     }
-    Ok(Json(json!({ "changed": changed, "detail": format!("row {id} {done}") })))
+    Ok(Json(
+        json!({ "changed": changed, "detail": format!("row {id} {done}") }),
+    ))
 }
 
 /// `pause`, `resume`, `sweep`, `ack-gap`.
-pub async fn order(State(daemon): State<Arc<Daemon>>, Path(order): Path<String>, headers: HeaderMap) -> Answer {
+pub async fn order(
+    State(daemon): State<Arc<Daemon>>,
+    Path(order): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
     if !["pause", "resume", "sweep", "ack-gap"].contains(&order.as_str()) {
         return Err(Problem::not_found("there is nothing at this address"));
     }
@@ -142,20 +180,32 @@ pub async fn order(State(daemon): State<Arc<Daemon>>, Path(order): Path<String>,
 }
 
 fn find(admin: &Admin, table: &str) -> Result<TableIdx, Problem> {
-    admin.find(table).ok_or_else(|| Problem::not_found(format!("no outbox is named {table}")))
+    admin
+        .find(table)
+        .ok_or_else(|| Problem::not_found(format!("no outbox is named {table}")))
 }
 
 /// Every POST needs the configured token; without one nobody may.
 fn authorized(daemon: &Daemon, headers: &HeaderMap) -> Result<(), Problem> {
     let Some(token) = &daemon.config.http.token else {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "no http.token is configured, so nothing can be changed here"));
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "no http.token is configured, so nothing can be changed here",
+        ));
     };
-    let given = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-    let given = given.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
+    let given = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|v| v.to_str().ok());
+    let given = given
+        .and_then(|v| v.strip_prefix("Bearer "))
+        .unwrap_or_default();
     // In constant time: how much of a guess is right must not show.
     if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
         Ok(())
     } else {
-        Err(Problem::new(StatusCode::UNAUTHORIZED, "the bearer token is missing or wrong"))
+        Err(Problem::new(
+            StatusCode::UNAUTHORIZED,
+            "the bearer token is missing or wrong",
+        ))
     }
 }

@@ -15,7 +15,10 @@ pub struct Problem {
 impl Problem {
     /// A problem with its explanation, which holds no secret.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into() }
+        Self {
+            status,
+            detail: detail.into(),
+        }
     }
 
     /// 404.
@@ -45,6 +48,11 @@ impl IntoResponse for Problem {
         let title = self.status.canonical_reason().unwrap_or("Error");
         let body = json!({ "type": "about:blank", "title": title, "status": self.status.as_u16(), "detail": self.detail });
         let kind = HeaderValue::from_static("application/problem+json");
-        (self.status, [(header::CONTENT_TYPE, kind)], body.to_string()).into_response()
+        (
+            self.status,
+            [(header::CONTENT_TYPE, kind)],
+            body.to_string(),
+        )
+            .into_response()
     }
 }

@@ -21,7 +21,11 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(5);
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Serves until `stop`.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> anyhow::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -47,7 +51,8 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
         connections.spawn(async move {
             let _slot = slot;
             let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+            http.timer(TokioTimer::new())
+                .header_read_timeout(HEAD_DEADLINE);
             let connection = http.serve_connection(TokioIo::new(stream), service);
             tokio::pin!(connection);
             let ended = tokio::select! {

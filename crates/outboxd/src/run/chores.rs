@@ -2,8 +2,6 @@
 //! for unacknowledged gaps. Pauses and signals are read with every renewal too, so a lagging tail
 //! obeys in time.
 
-use std::time::Duration;
-
 use outbox_core::TableIdx;
 use outbox_core::ports::{Disposition, chain};
 use outbox_ledger::lease::{Epoch, Lease};
@@ -59,13 +57,23 @@ pub async fn renew(
 
 /// Obeys pauses and signals, and keeps the gaps' number, every third of the lease's time and
 /// whenever the stream has seen a signal.
-pub async fn obey(daemon: &Daemon, epoch: &Epoch, stop: &CancellationToken) -> Result<(), SessionError> {
+pub async fn obey(
+    daemon: &Daemon,
+    epoch: &Epoch,
+    stop: &CancellationToken,
+) -> Result<(), SessionError> {
     let mut ticks = tokio::time::interval(daemon.config.lease_ttl / 3);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let seen = daemon.control.get().and_then(|c| c.relay).map(|r| r.signals());
+        let seen = daemon
+            .control
+            .get()
+            .and_then(|c| c.relay)
+            .map(|r| r.signals());
         let signalled = async {
-            let Some(mut seen) = seen else { return std::future::pending().await };
+            let Some(mut seen) = seen else {
+                return std::future::pending().await;
+            };
             if seen.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -96,7 +104,9 @@ pub async fn obey(daemon: &Daemon, epoch: &Epoch, stop: &CancellationToken) -> R
 /// Applies what the pause table says now.
 pub async fn pauses(daemon: &Daemon) -> outbox_core::ports::PortResult<()> {
     let stored = pause::read(&daemon.db, &daemon.config.name).await?;
-    let Some(control) = daemon.control.get() else { return Ok(()) };
+    let Some(control) = daemon.control.get() else {
+        return Ok(());
+    };
     let now = control.poller.paused();
     let mut obeyed = true;
     if stored.all != now.all {

@@ -49,6 +49,9 @@ impl ControlSlot {
 
     /// The control, if this instance leads.
     pub fn get(&self) -> Option<Control> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }

@@ -31,14 +31,21 @@ pub async fn run(daemon: std::sync::Arc<Daemon>, stop: CancellationToken) -> any
         let pause = match lease.acquire().await {
             Ok(Some(epoch)) => {
                 said.clear();
-                info!(epoch = epoch.number, instance = daemon.config.instance, "leading");
+                info!(
+                    epoch = epoch.number,
+                    instance = daemon.config.instance,
+                    "leading"
+                );
                 daemon.health.change(|h| {
                     h.role = Role::Leader;
                     h.mysql = Part::good("connected");
                 });
                 let ended = session::lead(&daemon, &lease, &epoch, &stop).await;
                 if let Err(e) = lease.release(&epoch).await {
-                    warn!(error = chain(&e), "the lease could not be given back; it runs out by itself");
+                    warn!(
+                        error = chain(&e),
+                        "the lease could not be given back; it runs out by itself"
+                    );
                 }
                 let pause = after_leading(&daemon, ended, &mut backoff);
                 daemon.health.change(|h| {
@@ -52,7 +59,10 @@ pub async fn run(daemon: std::sync::Arc<Daemon>, stop: CancellationToken) -> any
             Ok(None) => {
                 backoff.reset();
                 if said != "standby" {
-                    info!(instance = daemon.config.instance, "another instance leads; standing by");
+                    info!(
+                        instance = daemon.config.instance,
+                        "another instance leads; standing by"
+                    );
                     "standby".clone_into(&mut said);
                 }
                 daemon.health.change(|h| {
@@ -66,7 +76,10 @@ pub async fn run(daemon: std::sync::Arc<Daemon>, stop: CancellationToken) -> any
                 let halted = e.disposition == Disposition::Halt;
                 if said != text {
                     if halted {
-                        error!(error = text, "cannot lead; `outboxd check` says what to do (is `outboxd migrate` done?)");
+                        error!(
+                            error = text,
+                            "cannot lead; `outboxd check` says what to do (is `outboxd migrate` done?)"
+                        );
                     } else {
                         warn!(error = text, "MySQL is not available; trying again");
                     }
@@ -89,7 +102,11 @@ pub async fn run(daemon: std::sync::Arc<Daemon>, stop: CancellationToken) -> any
 }
 
 /// What the end of a session means, and how long to wait before the next attempt.
-fn after_leading(daemon: &Daemon, ended: Result<(), session::SessionError>, backoff: &mut Backoff) -> Duration {
+fn after_leading(
+    daemon: &Daemon,
+    ended: Result<(), session::SessionError>,
+    backoff: &mut Backoff,
+) -> Duration {
     match ended {
         Ok(()) => {
             backoff.reset();
@@ -102,11 +119,16 @@ fn after_leading(daemon: &Daemon, ended: Result<(), session::SessionError>, back
         }
         Err(session::SessionError::Again(e)) => {
             warn!(error = format!("{e:#}"), "leading ended; it is begun again");
-            daemon.health.change(|h| h.mysql = Part::bad(format!("{e:#}")));
+            daemon
+                .health
+                .change(|h| h.mysql = Part::bad(format!("{e:#}")));
             backoff.next()
         }
         Err(session::SessionError::Halt(e)) => {
-            error!(error = format!("{e:#}"), "cannot go on; `outboxd check` says what to do");
+            error!(
+                error = format!("{e:#}"),
+                "cannot go on; `outboxd check` says what to do"
+            );
             daemon.health.change(|h| {
                 h.role = Role::Halted;
                 h.tail = Part::bad(format!("{e:#}"));

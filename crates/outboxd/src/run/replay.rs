@@ -49,15 +49,22 @@ async fn pages(
 ) -> anyhow::Result<u64> {
     let (mut after, mut published, mut ticket) = (None, 0, 0);
     loop {
-        let page = admin.replay_page(table, range, after.as_ref(), PAGE).await?;
+        let page = admin
+            .replay_page(table, range, after.as_ref(), PAGE)
+            .await?;
         let mut waiting = HashMap::new();
         let mut messages = Vec::new();
         for row in page.rows {
             let mut message = match row.message {
                 Ok(message) => message,
-                Err(failure) => bail!("row {}: {failure}; {published} rows were published again", row.key.id),
+                Err(failure) => bail!(
+                    "row {}: {failure}; {published} rows were published again",
+                    row.key.id
+                ),
             };
-            message.headers.push((HEADER.to_owned(), HeaderValue::Bool(true)));
+            message
+                .headers
+                .push((HEADER.to_owned(), HeaderValue::Bool(true)));
             ticket += 1;
             waiting.insert(ticket, row.key.id.clone());
             messages.push((ticket, message));
@@ -65,13 +72,18 @@ async fn pages(
         let begun = tokio::time::Instant::now();
         if !messages.is_empty() {
             let Ok(generation) = tokio::time::timeout(PATIENCE, publisher.ready()).await else {
-                bail!("RabbitMQ is {}; {published} rows were published again", publisher.state());
+                bail!(
+                    "RabbitMQ is {}; {published} rows were published again",
+                    publisher.state()
+                );
             };
             publisher.submit(generation, messages);
         }
         while !waiting.is_empty() {
             for (ticket, outcome) in publisher.outcomes().await {
-                let Some(id) = waiting.remove(&ticket) else { continue };
+                let Some(id) = waiting.remove(&ticket) else {
+                    continue;
+                };
                 match outcome {
                     PublishOutcome::Confirmed => published += 1,
                     other => bail!("row {id}: {other:?}; {published} rows were published again"),

@@ -23,12 +23,6 @@ pub fn application_database(config: &Config) -> DbResult<Db> {
     database_at(config, ledger_url(&config.mysql.url), false)
 }
 
-/// A pool on the server that is tailed: the replica, where one is configured.
-pub fn tailed_database(config: &Config) -> DbResult<Option<Db>> {
-    let Some(url) = &config.mysql.replica_url else { return Ok(None) };
-    database_at(config, ledger::UrlSource::Value(url.clone()), true).map(Some)
-}
-
 fn database_at(config: &Config, url: ledger::UrlSource, minimal_images: bool) -> DbResult<Db> {
     let tls = &config.mysql.tls;
     Db::new(DbConfig {
@@ -86,8 +80,12 @@ pub fn broker(config: &Config, part: &str) -> RabbitConfig {
 
 /// The exchanges whose names do not depend on rows.
 pub fn static_exchanges(tables: &[Arc<TableSpec>]) -> Vec<String> {
-    let mut names: Vec<String> =
-        tables.iter().filter_map(|t| t.exchange.as_static()).filter(|e| !e.is_empty()).map(str::to_owned).collect();
+    let mut names: Vec<String> = tables
+        .iter()
+        .filter_map(|t| t.exchange.as_static())
+        .filter(|e| !e.is_empty())
+        .map(str::to_owned)
+        .collect();
     names.sort_unstable();
     names.dedup();
     names
@@ -102,7 +100,9 @@ pub fn server_id(config: &Config) -> u32 {
     }
     // FNV-1a: stable over releases, which std's hasher is not.
     let text = format!("{}\0{}", config.name, config.mysql.schema);
-    let hash = text.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+    let hash = text.bytes().fold(0x811c_9dc5_u32, |h, b| {
+        (h ^ u32::from(b)).wrapping_mul(0x0100_0193)
+    });
     0x4000_0000 | (hash & 0x3fff_ffff)
 }
 
@@ -140,5 +140,11 @@ pub fn jittered(mean: Duration) -> Duration {
 
 /// Operators' side of the tables.
 pub async fn admin(config: &Config, db: &Db) -> PortResult<Admin> {
-    Admin::open(db.clone(), Arc::from(config.name.as_str()), &config.outbox, config.retry).await
+    Admin::open(
+        db.clone(),
+        Arc::from(config.name.as_str()),
+        &config.outbox,
+        config.retry,
+    )
+    .await
 }

@@ -70,16 +70,27 @@ pub async fn lead(
     let session = stop.child_token();
     let mut crew = Crew::new(session.clone());
     {
-        let (daemon, lease, epoch, stop) = (daemon.clone(), lease.clone(), epoch.clone(), session.clone());
-        crew.vital("lease", async move { Ok(chores::renew(&daemon, &lease, &epoch, &stop).await?) });
+        let (daemon, lease, epoch, stop) = (
+            daemon.clone(),
+            lease.clone(),
+            epoch.clone(),
+            session.clone(),
+        );
+        crew.vital("lease", async move {
+            Ok(chores::renew(&daemon, &lease, &epoch, &stop).await?)
+        });
     }
     {
         let (daemon, epoch, stop) = (daemon.clone(), epoch.clone(), session.clone());
-        crew.vital("signals", async move { Ok(chores::obey(&daemon, &epoch, &stop).await?) });
+        crew.vital("signals", async move {
+            Ok(chores::obey(&daemon, &epoch, &stop).await?)
+        });
     }
     {
         let (daemon, epoch, stop) = (daemon.clone(), epoch.clone(), session.clone());
-        crew.vital("delivery", async move { Ok(deliver(&daemon, &epoch, &stop).await?) });
+        crew.vital("delivery", async move {
+            Ok(deliver(&daemon, &epoch, &stop).await?)
+        });
     }
     let ended = crew.join(DRAIN + Duration::from_secs(5)).await;
     daemon.control.set(None);
@@ -103,7 +114,11 @@ struct Delivery {
     stream: StreamConfig,
 }
 
-async fn deliver(daemon: &Arc<Daemon>, epoch: &Epoch, stop: &CancellationToken) -> Result<(), SessionError> {
+async fn deliver(
+    daemon: &Arc<Daemon>,
+    epoch: &Epoch,
+    stop: &CancellationToken,
+) -> Result<(), SessionError> {
     let config = &daemon.config;
     let tables = Arc::new(open_tables(daemon).await?);
     let specs: Vec<Arc<TableSpec>> = tables.iter().map(|t| t.spec.clone()).collect();
@@ -147,7 +162,11 @@ async fn deliver(daemon: &Arc<Daemon>, epoch: &Epoch, stop: &CancellationToken) 
         gate,
         tail_publisher: tail_publisher.clone(),
         ledger,
-        layouts: Arc::new(TableLayouts::new(daemon.db.clone(), name, tables.iter().map(|t| t.spec.clone()).collect())),
+        layouts: Arc::new(TableLayouts::new(
+            daemon.db.clone(),
+            name,
+            tables.iter().map(|t| t.spec.clone()).collect(),
+        )),
         stream: servers::stream(config, daemon.db.schema(), zone_offset),
     });
     daemon.control.set(Some(delivery.control(None)));
@@ -164,23 +183,44 @@ async fn deliver(daemon: &Arc<Daemon>, epoch: &Epoch, stop: &CancellationToken) 
         let (poller, stop) = (delivery.poller.clone(), parts.clone());
         let patrol = delivery.poller.clone();
         let patrol_stop = parts.clone();
-        crew.vital("patrol", async move { Ok(patrol.patrol(patrol_stop).await.map_err(SessionError::from)?) });
+        crew.vital("patrol", async move {
+            Ok(patrol
+                .patrol(patrol_stop)
+                .await
+                .map_err(SessionError::from)?)
+        });
         if !config.tail.enabled {
-            daemon.health.change(|h| h.tail = Part::good("off by configuration"));
-            crew.vital("poller", async move { Ok(poller.run(stop).await.map_err(SessionError::from)?) });
+            daemon
+                .health
+                .change(|h| h.tail = Part::good("off by configuration"));
+            crew.vital("poller", async move {
+                Ok(poller.run(stop).await.map_err(SessionError::from)?)
+            });
         }
     }
     if config.tail.enabled {
-        let (daemon, epoch, delivery, stop) = (daemon.clone(), epoch.clone(), delivery.clone(), parts.clone());
-        crew.vital("tail", async move { Ok(tail(&daemon, &epoch, &delivery, &stop).await?) });
+        let (daemon, epoch, delivery, stop) = (
+            daemon.clone(),
+            epoch.clone(),
+            delivery.clone(),
+            parts.clone(),
+        );
+        crew.vital("tail", async move {
+            Ok(tail(&daemon, &epoch, &delivery, &stop).await?)
+        });
     }
-    crew.join(DRAIN).await.map_err(|e| match e.downcast::<SessionError>() {
-        Ok(e) => e,
-        Err(e) => SessionError::Again(e),
-    })
+    crew.join(DRAIN)
+        .await
+        .map_err(|e| match e.downcast::<SessionError>() {
+            Ok(e) => e,
+            Err(e) => SessionError::Again(e),
+        })
 }
 
-async fn run_driver(driver: outbox_tail::rabbit::Driver, stop: CancellationToken) -> anyhow::Result<()> {
+async fn run_driver(
+    driver: outbox_tail::rabbit::Driver,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     driver.run(stop).await;
     Ok(())
 }
@@ -190,7 +230,11 @@ async fn open_tables(daemon: &Daemon) -> Result<Vec<OutboxTable>, SessionError> 
     let app_id: Arc<str> = daemon.config.name.as_str().into();
     let mut tables = Vec::new();
     for (n, spec) in daemon.config.outbox.iter().enumerate() {
-        let idx = TableIdx(u16::try_from(n).context("more than 65,535 tables").map_err(SessionError::Halt)?);
+        let idx = TableIdx(
+            u16::try_from(n)
+                .context("more than 65,535 tables")
+                .map_err(SessionError::Halt)?,
+        );
         let open = async {
             let family = daemon.db.family().await?;
             let mut session = daemon.db.session().await?;
@@ -198,7 +242,10 @@ async fn open_tables(daemon: &Daemon) -> Result<Vec<OutboxTable>, SessionError> 
             session.finish();
             Ok(table)
         };
-        let table = daemon.db.run(&format!("open the table {}", spec.full_name()), open).await?;
+        let table = daemon
+            .db
+            .run(&format!("open the table {}", spec.full_name()), open)
+            .await?;
         if !table.absent.is_empty() {
             info!(
                 table = spec.full_name(),
@@ -213,7 +260,11 @@ async fn open_tables(daemon: &Daemon) -> Result<Vec<OutboxTable>, SessionError> 
 
 impl Delivery {
     fn control(&self, relay: Option<RelayHandle>) -> Control {
-        Control { relay, poller: self.poller_handle.clone(), tables: self.tables.clone().into() }
+        Control {
+            relay,
+            poller: self.poller_handle.clone(),
+            tables: self.tables.clone().into(),
+        }
     }
 
     fn tracks_all(&self) -> bool {
@@ -236,8 +287,13 @@ async fn tail(
             Err(TailEnd::Session(e)) => return Err(e),
             Err(TailEnd::Lost(lost)) => lost_position(daemon, epoch, delivery, *lost).await?,
             Err(TailEnd::Cannot(e)) => {
-                error!(error = format!("{e:#}"), "cannot tail the binlog; the poller delivers meanwhile");
-                daemon.health.change(|h| h.tail = Part::bad(format!("{e:#}")));
+                error!(
+                    error = format!("{e:#}"),
+                    "cannot tail the binlog; the poller delivers meanwhile"
+                );
+                daemon
+                    .health
+                    .change(|h| h.tail = Part::bad(format!("{e:#}")));
                 start_poller(daemon, delivery, &mut poller, stop);
                 tokio::select! {
                     () = stop.cancelled() => {}
@@ -250,7 +306,11 @@ async fn tail(
     if let Some(task) = poller {
         match task.await {
             Ok(result) => result?,
-            Err(e) => return Err(SessionError::Again(anyhow::anyhow!("the poller panicked: {e}"))),
+            Err(e) => {
+                return Err(SessionError::Again(anyhow::anyhow!(
+                    "the poller panicked: {e}"
+                )));
+            }
         }
     }
     Ok(())
@@ -281,7 +341,9 @@ fn start_poller(
 ) {
     if task.is_none() && daemon.config.poller.enabled {
         let (poller, stop) = (delivery.poller.clone(), stop.clone());
-        *task = Some(tokio::spawn(async move { poller.run(stop).await.map_err(SessionError::from) }));
+        *task = Some(tokio::spawn(async move {
+            poller.run(stop).await.map_err(SessionError::from)
+        }));
     }
 }
 
@@ -297,17 +359,32 @@ async fn once(
     start_poller(daemon, delivery, poller, stop);
     let mut config = delivery.stream.clone();
     config.position_stored_at = age.and_then(|age| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .ok()?;
         i64::try_from(now.saturating_sub(age).as_micros()).ok()
     });
     let app_id: Arc<str> = daemon.config.name.as_str().into();
-    let tables = delivery.tables.iter().enumerate().map(|(n, spec)| StreamTable {
-        idx: TableIdx(u16::try_from(n).unwrap_or(u16::MAX)),
-        spec: spec.clone(),
-        app_id: app_id.clone(),
-    });
-    let source = BinlogSource::new(config, tables.collect(), delivery.layouts.clone(), daemon.meters.clone());
-    let source = FencedSource { inner: source, epoch: epoch.clone(), db: daemon.db.clone() };
+    let tables = delivery
+        .tables
+        .iter()
+        .enumerate()
+        .map(|(n, spec)| StreamTable {
+            idx: TableIdx(u16::try_from(n).unwrap_or(u16::MAX)),
+            spec: spec.clone(),
+            app_id: app_id.clone(),
+        });
+    let source = BinlogSource::new(
+        config,
+        tables.collect(),
+        delivery.layouts.clone(),
+        daemon.meters.clone(),
+    );
+    let source = FencedSource {
+        inner: source,
+        epoch: epoch.clone(),
+        db: daemon.db.clone(),
+    };
     let (relay, handle) = Relay::new(
         relay_config(daemon),
         delivery.tables.clone(),
@@ -316,7 +393,9 @@ async fn once(
         delivery.tail_publisher.clone(),
         daemon.meters.clone(),
     );
-    daemon.control.set(Some(delivery.control(Some(handle.clone()))));
+    daemon
+        .control
+        .set(Some(delivery.control(Some(handle.clone()))));
     delivery.gate.set(Some(handle.clone()));
     chores::pauses(daemon).await?;
     let watching = watch_relay(daemon, &delivery.poller_handle, &handle);
@@ -338,7 +417,9 @@ async fn once(
 
 /// Ends when the poller ends before it was asked to.
 async fn poller_failed(task: &mut Option<PollerTask>) -> SessionError {
-    let Some(running) = task else { return std::future::pending().await };
+    let Some(running) = task else {
+        return std::future::pending().await;
+    };
     let ended = running.await;
     *task = None;
     match ended {
@@ -358,25 +439,40 @@ async fn position(
 ) -> Result<(Option<Position>, Option<Duration>), TailEnd> {
     let stored = delivery.positions.load().await?;
     let (position, sweep, age) = match stored {
-        Some(stored) if stored.position.is_some() => {
-            (stored.position, stored.sweep, Some(Duration::from_secs(stored.age_seconds)))
-        }
+        Some(stored) if stored.position.is_some() => (
+            stored.position,
+            stored.sweep,
+            Some(Duration::from_secs(stored.age_seconds)),
+        ),
         // First start, or after `position reset`.
         _ => {
-            let facts = stream::probe(&delivery.stream).await.map_err(|e| TailEnd::Cannot(anyhow::Error::new(e)))?;
+            let facts = stream::probe(&delivery.stream)
+                .await
+                .map_err(|e| TailEnd::Cannot(anyhow::Error::new(e)))?;
             info!(position = %facts.coordinate, "starting from where the server is now, after a sweep");
-            delivery.positions.start_at(epoch, &facts.coordinate, true, None).await?;
+            delivery
+                .positions
+                .start_at(epoch, &facts.coordinate, true, None)
+                .await?;
             (Some(facts.coordinate), true, None)
         }
     };
     if sweep {
-        daemon.health.change(|h| h.tail = Part::bad("sweeping what was pending before the start"));
-        let config = SweepConfig { rate: daemon.config.poller.sweep_rate };
+        daemon
+            .health
+            .change(|h| h.tail = Part::bad("sweeping what was pending before the start"));
+        let config = SweepConfig {
+            rate: daemon.config.poller.sweep_rate,
+        };
         let report = delivery.poller.sweep(config, stop.clone()).await?;
         if stop.is_cancelled() {
             return Ok((None, None));
         }
-        info!(published = report.published, failed = report.failed, "swept");
+        info!(
+            published = report.published,
+            failed = report.failed,
+            "swept"
+        );
         delivery.positions.finish_sweep(epoch).await?;
     }
     Ok((position, age))
@@ -390,10 +486,20 @@ async fn lost_position(
     lost: LostPosition,
 ) -> Result<(), SessionError> {
     let text = lost.to_string();
-    let gap = NewGap { from: Some(lost.from), to: Some(lost.to.clone()), reason: text.clone() };
+    let gap = NewGap {
+        from: Some(lost.from),
+        to: Some(lost.to.clone()),
+        reason: text.clone(),
+    };
     if delivery.tracks_all() {
-        warn!(reason = text, "the position is lost: sweeping the tables and going on from where the server is now; readiness waits for `outboxd ack-gap`");
-        delivery.positions.start_at(epoch, &lost.to, true, Some(&gap)).await?;
+        warn!(
+            reason = text,
+            "the position is lost: sweeping the tables and going on from where the server is now; readiness waits for `outboxd ack-gap`"
+        );
+        delivery
+            .positions
+            .start_at(epoch, &lost.to, true, Some(&gap))
+            .await?;
         daemon.health.change(|h| h.gaps += 1);
         return Ok(());
     }
@@ -409,7 +515,10 @@ async fn watch_relay(daemon: &Daemon, poller: &PollerHandle, handle: &RelayHandl
     loop {
         let part = {
             let s = status.borrow_and_update();
-            Part { ok: s.tailing, detail: s.state.clone() }
+            Part {
+                ok: s.tailing,
+                detail: s.state.clone(),
+            }
         };
         daemon.health.change(|h| h.tail = part);
         let due = sweeps.borrow_and_update().clone();
@@ -426,7 +535,11 @@ async fn watch_relay(daemon: &Daemon, poller: &PollerHandle, handle: &RelayHandl
 }
 
 /// Keeps the broker's state in health and metrics.
-async fn watch_brokers(daemon: &Daemon, publishers: [Arc<RabbitPublisher>; 2], stop: &CancellationToken) {
+async fn watch_brokers(
+    daemon: &Daemon,
+    publishers: [Arc<RabbitPublisher>; 2],
+    stop: &CancellationToken,
+) {
     use outbox_core::ports::BrokerState;
     let mut ticks = tokio::time::interval(Duration::from_millis(200));
     loop {
@@ -435,11 +548,19 @@ async fn watch_brokers(daemon: &Daemon, publishers: [Arc<RabbitPublisher>; 2], s
             _ = ticks.tick() => {}
         }
         let states = publishers.each_ref().map(|p| p.state());
-        let worst = states.iter().find(|s| !matches!(s, BrokerState::Up)).unwrap_or(&states[0]);
+        let worst = states
+            .iter()
+            .find(|s| !matches!(s, BrokerState::Up))
+            .unwrap_or(&states[0]);
         let flag = |on: bool| f64::from(u8::from(on));
-        metrics::gauge!("outboxd_broker_connected").set(flag(!matches!(worst, BrokerState::Down(_))));
-        metrics::gauge!("outboxd_broker_blocked").set(flag(matches!(worst, BrokerState::Blocked(_))));
-        let part = Part { ok: matches!(worst, BrokerState::Up), detail: worst.to_string() };
+        metrics::gauge!("outboxd_broker_connected")
+            .set(flag(!matches!(worst, BrokerState::Down(_))));
+        metrics::gauge!("outboxd_broker_blocked")
+            .set(flag(matches!(worst, BrokerState::Blocked(_))));
+        let part = Part {
+            ok: matches!(worst, BrokerState::Up),
+            detail: worst.to_string(),
+        };
         if daemon.health.get().rabbitmq != part {
             info!(state = part.detail, "rabbitmq");
             daemon.health.change(|h| h.rabbitmq = part);
@@ -513,7 +634,10 @@ struct FencedSource {
 #[async_trait::async_trait]
 impl outbox_tail::group::Source for FencedSource {
     async fn open(&mut self, after: &Position) -> Result<(), stream::StreamError> {
-        self.epoch.verify(&self.db).await.map_err(stream::StreamError::Layouts)?;
+        self.epoch
+            .verify(&self.db)
+            .await
+            .map_err(stream::StreamError::Layouts)?;
         self.inner.open(after).await
     }
 

@@ -22,7 +22,12 @@ pub async fn obey(daemon: &Daemon, _epoch: &Epoch) -> PortResult<()> {
             Ok(done) => done,
             Err(e) => format!("error: {e:#}"),
         };
-        info!(signal = s.id, kind = s.kind.escape_debug().to_string(), result, "signal");
+        info!(
+            signal = s.id,
+            kind = s.kind.escape_debug().to_string(),
+            result,
+            "signal"
+        );
         signal::complete(&daemon.db, s.id, &result).await?;
     }
     Ok(())
@@ -31,7 +36,9 @@ pub async fn obey(daemon: &Daemon, _epoch: &Epoch) -> PortResult<()> {
 async fn carry_out(daemon: &Daemon, s: &signal::Signal) -> anyhow::Result<String> {
     let data: Value = match s.data.as_deref().map(str::trim).filter(|d| !d.is_empty()) {
         None => Value::Null,
-        Some(text) => serde_json::from_str(text).map_err(|e| anyhow::anyhow!("data is not JSON: {e}"))?,
+        Some(text) => {
+            serde_json::from_str(text).map_err(|e| anyhow::anyhow!("data is not JSON: {e}"))?
+        }
     };
     let control = daemon.control.get();
     let text = |key: &str| data.get(key).and_then(Value::as_str);
@@ -58,7 +65,11 @@ async fn carry_out(daemon: &Daemon, s: &signal::Signal) -> anyhow::Result<String
                 daemon.level.set(level)?;
                 return Ok(format!("log level {level}"));
             }
-            let message: String = text("message").unwrap_or_default().chars().take(LOGGED).collect();
+            let message: String = text("message")
+                .unwrap_or_default()
+                .chars()
+                .take(LOGGED)
+                .collect();
             info!(message = %message.escape_debug(), "log signal");
             Ok("logged".to_owned())
         }
@@ -68,7 +79,8 @@ async fn carry_out(daemon: &Daemon, s: &signal::Signal) -> anyhow::Result<String
 
 /// Asked for, not waited for: a sweep may take long, and other signals wait behind this one.
 fn sweep(control: Option<Control>, table: Option<TableIdx>) -> anyhow::Result<String> {
-    let control = control.ok_or_else(|| anyhow::anyhow!("this instance is just starting; it sweeps by itself"))?;
+    let control = control
+        .ok_or_else(|| anyhow::anyhow!("this instance is just starting; it sweeps by itself"))?;
     control.poller.request_sweep(table);
     Ok("sweeps now".to_owned())
 }
@@ -82,7 +94,9 @@ async fn change(
     let ids: Vec<String> = match (data.get("id"), data.get("ids")) {
         (Some(id), None) => vec![plain(id)],
         (None, Some(Value::Array(ids))) => ids.iter().map(plain).collect(),
-        _ => anyhow::bail!("data names no rows; write {{\"ids\": [1, 2]}}, and \"table\" where several are configured"),
+        _ => anyhow::bail!(
+            "data names no rows; write {{\"ids\": [1, 2]}}, and \"table\" where several are configured"
+        ),
     };
     let admin = servers::admin(&daemon.config, &daemon.db).await?;
     let table = table.map(|(t, _)| t);
@@ -99,7 +113,13 @@ fn plain(id: &Value) -> String {
 
 fn find(daemon: &Daemon, name: &str) -> anyhow::Result<(TableIdx, String)> {
     let full = crate::cli::full_name(&daemon.config, name)?;
-    let at = daemon.config.outbox.iter().position(|t| t.full_name() == full);
-    let at = at.and_then(|n| u16::try_from(n).ok()).ok_or_else(|| anyhow::anyhow!("no outbox is named {name}"))?;
+    let at = daemon
+        .config
+        .outbox
+        .iter()
+        .position(|t| t.full_name() == full);
+    let at = at
+        .and_then(|n| u16::try_from(n).ok())
+        .ok_or_else(|| anyhow::anyhow!("no outbox is named {name}"))?;
     Ok((TableIdx(at), full))
 }

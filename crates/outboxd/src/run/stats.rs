@@ -29,7 +29,9 @@ pub async fn run(daemon: Arc<Daemon>, stop: CancellationToken) -> anyhow::Result
         if let Some(age) = daemon.meters.checkpoint_age() {
             metrics::gauge!("outboxd_checkpoint_age_seconds").set(age.as_secs_f64());
         }
-        let Some(control) = daemon.control.get() else { continue };
+        let Some(control) = daemon.control.get() else {
+            continue;
+        };
         for (spec, stuck) in control.tables.iter().zip(control.poller.stuck()) {
             metrics::gauge!("outboxd_stuck_rows", "table" => spec.full_name()).set(float(stuck));
         }
@@ -41,7 +43,10 @@ pub async fn run(daemon: Arc<Daemon>, stop: CancellationToken) -> anyhow::Result
 }
 
 async fn backlog(daemon: &Daemon) -> PortResult<Vec<TableStatus>> {
-    servers::admin(&daemon.config, &daemon.db).await?.backlog().await
+    servers::admin(&daemon.config, &daemon.db)
+        .await?
+        .backlog()
+        .await
 }
 
 fn show(table: &TableStatus) {
