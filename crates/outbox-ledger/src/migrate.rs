@@ -108,7 +108,7 @@ pub async fn version(db: &Db) -> PortResult<Version> {
     db.run("read the version of our tables", work).await
 }
 
-async fn read_version(conn: &mut MySqlConnection) -> DbResult<Version> {
+pub(crate) async fn read_version(conn: &mut MySqlConnection) -> DbResult<Version> {
     let text = format!("SELECT version, success FROM {TABLE} ORDER BY version");
     let rows = match sql::query(text)
         .fetch_all(conn)
