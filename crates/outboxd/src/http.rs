@@ -49,7 +49,10 @@ fn router(daemon: Arc<Daemon>) -> Router {
         .route("/api/rows", get(api::rows))
         .route("/api/rows/{table}/{id}", get(api::row))
         .route("/api/rows/{table}/{id}/{change}", post(api::change))
-        .route("/api/{order}", post(api::order))
+        .route("/api/pause", post(api::pause))
+        .route("/api/resume", post(api::resume))
+        .route("/api/sweep", post(api::sweep))
+        .route("/api/ack-gap", post(api::ack_gap))
         .fallback(async || Problem::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || {
             Problem::new(

@@ -8,7 +8,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use outbox_core::{Status, TableIdx};
 use outbox_ledger::admin::{Admin, Filter};
-use outbox_ledger::{gap, pause};
+use outbox_ledger::{gap, pause as pauses};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -147,36 +147,39 @@ pub async fn change(
     ))
 }
 
-/// `pause`, `resume`, `sweep`, `ack-gap`.
-pub async fn order(
-    State(daemon): State<Arc<Daemon>>,
-    Path(order): Path<String>,
-    headers: HeaderMap,
-) -> Answer {
-    if !["pause", "resume", "sweep", "ack-gap"].contains(&order.as_str()) {
-        return Err(Problem::not_found("there is nothing at this address"));
-    }
+/// Stops publishing.
+pub async fn pause(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
     authorized(&daemon, &headers)?;
-    let (name, db) = (&daemon.config.name, &daemon.db);
-    let detail = match order.as_str() {
-        "pause" => {
-            pause::set(db, name, None).await?;
-            crate::run::apply_pauses(&daemon).await?;
-            "paused".to_owned()
-        }
-        "resume" => {
-            pause::clear(db, name, None).await?;
-            crate::run::apply_pauses(&daemon).await?;
-            "resumed".to_owned()
-        }
-        "sweep" => {
-            // Whichever instance leads sees it.
-            outbox_ledger::signal::send(db, name, "sweep", Some("{}")).await?;
-            "the leader has been told to sweep".to_owned()
-        }
-        _ => format!("{} gaps acknowledged", gap::acknowledge(db, name).await?),
-    };
-    Ok(Json(json!({ "detail": detail })))
+    pauses::set(&daemon.db, &daemon.config.name, None).await?;
+    crate::run::apply_pauses(&daemon).await?;
+    Ok(done("paused"))
+}
+
+/// Goes on publishing.
+pub async fn resume(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
+    authorized(&daemon, &headers)?;
+    pauses::clear(&daemon.db, &daemon.config.name, None).await?;
+    crate::run::apply_pauses(&daemon).await?;
+    Ok(done("resumed"))
+}
+
+/// Publishes every due pending row now.
+pub async fn sweep(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
+    authorized(&daemon, &headers)?;
+    // By signal: whichever instance leads sees it.
+    outbox_ledger::signal::send(&daemon.db, &daemon.config.name, "sweep", Some("{}")).await?;
+    Ok(done("the leader has been told to sweep"))
+}
+
+/// Acknowledges recorded gaps.
+pub async fn ack_gap(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
+    authorized(&daemon, &headers)?;
+    let gaps = gap::acknowledge(&daemon.db, &daemon.config.name).await?;
+    Ok(done(&format!("{gaps} gaps acknowledged")))
+}
+
+fn done(detail: &str) -> Json<Value> {
+    Json(json!({ "detail": detail }))
 }
 
 fn find(admin: &Admin, table: &str) -> Result<TableIdx, Problem> {
