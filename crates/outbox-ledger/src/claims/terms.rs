@@ -328,9 +328,10 @@ impl Terms<'_> {
         }
     }
 
-    /// No earlier row of its aggregate waits for its time or for a claim's end. Rows behind one
-    /// that does would fill page after page and starve the others. Only where an index makes
-    /// that cheap. A scalar subquery, which is never turned into a join over the whole table.
+    /// The first unsettled row of its aggregate does not wait for its time or for a claim's end.
+    /// Rows behind one that does would fill page after page and starve the others. Only where an
+    /// index makes that cheap: one row of it for each status. Scalar subqueries, which are never
+    /// turned into a join over the whole table.
     pub(crate) fn unblocked(&self, a: &str) -> String {
         let spec = &self.table.spec;
         let Some(index) = &self.access.by_aggregate else {
@@ -339,23 +340,27 @@ impl Terms<'_> {
         if spec.ordering == Ordering::None {
             return "TRUE".to_owned();
         }
-        let same = |column: &str| {
+        let same = |column: &String| {
             let c = sql::quote(column);
-            format!("e.{c} <=> {a}.{c}")
+            format!("e.{c} <=> {a}.{c} AND ")
         };
-        let mut key = same(&spec.columns.aggregate_id);
-        if let Some(kind) = &spec.columns.aggregate_type {
-            key = format!("{} AND {key}", same(kind));
-        }
-        format!(
-            "(SELECT 1 FROM {} e {index} WHERE {key} AND {} AND {} AND NOT {} AND NOT {} \
-             LIMIT 1) IS NULL",
-            self.table.name,
-            self.is_one_of("e", &self.unsettled()),
-            self.before("e", a),
-            self.ready("e"),
-            self.delayed("e"),
-        )
+        let kind = spec.columns.aggregate_type.as_ref();
+        let first = |status| {
+            format!(
+                "COALESCE((SELECT {} FROM {} e {index} WHERE {}{}{} AND {} AND NOT {} \
+                 ORDER BY {} LIMIT 1), TRUE)",
+                self.ready("e"),
+                self.table.name,
+                kind.map_or(String::new(), same),
+                same(&spec.columns.aggregate_id),
+                self.is("e", status),
+                self.before("e", a),
+                self.delayed("e"),
+                self.order("e"),
+            )
+        };
+        let firsts: Vec<String> = self.unsettled().into_iter().map(first).collect();
+        firsts.join(" AND ")
     }
 
     pub(crate) fn is_one_of(&self, a: &str, statuses: &[Status]) -> String {

@@ -1,5 +1,12 @@
 //! A server with our tables, and stores on it.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +48,17 @@ pub fn db_of(server: &Database, user: &str) -> Db {
     Db::new(DbConfig {
         // A test that holds a session open must not lose it.
         lease_ttl: Duration::from_secs(60),
+        ..DbConfig::new(url)
+    })
+    .unwrap()
+}
+
+/// A pool of one: its session's counters are those of everything that is done.
+pub fn one_connection(server: &Database) -> Db {
+    let url = UrlSource::Value(server.url("outboxd").into());
+    Db::new(DbConfig {
+        lease_ttl: Duration::from_secs(60),
+        max_connections: 1,
         ..DbConfig::new(url)
     })
     .unwrap()
