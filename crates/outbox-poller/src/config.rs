@@ -62,4 +62,8 @@ pub struct SweepReport {
     pub published: u64,
     /// Rows whose failure was recorded.
     pub failed: u64,
+    /// Everything that was pending when it began was looked at. Not where it was stopped, where
+    /// the table is paused, or where the broker refuses row after row: what is left then is
+    /// delivered by the passes.
+    pub complete: bool,
 }

@@ -1,206 +1,263 @@
-//! Delivering one batch of claimed rows: published in order, each answer awaited, recorded under
-//! the claim's token, and what was not published given back uncharged.
+//! Delivering one batch: claimed, published in order, each answer awaited, recorded under the
+//! claim's token, and what was not published given back uncharged.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use outbox_core::message::Message;
 use outbox_core::ports::{
-    ClaimToken, Generation, Observer, PollStore, PortResult, PublishOutcome, Publisher, RowOutcome,
-    Ticket, Verdict,
+    ClaimToken, Disposition, Gate, Generation, HeldRow, Observer, PollStore, PortResult, Publisher,
+    RowOutcome, Ticket, chain,
 };
-use outbox_core::spec::{Ordering as Order, TableSpec};
-use outbox_core::{Aggregate, OutboxRow, RowKey};
+use outbox_core::spec::{Ordering, TableSpec};
+use outbox_core::{OutboxRow, RowKey, TableIdx};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
-use crate::record::{outcome, record, verdict};
+use crate::breaker::Breaker;
+use crate::flight::{Flight, Limits};
+use crate::handle::PollerHandle;
+use crate::poller::unbroken;
+use crate::record::{KeptAs, Recorder, Tally, held};
 
-/// How long a batch waits for a broker that is away before its claims are given back.
+/// How long a pass waits for a broker that is away. Nothing is claimed before it is there.
 const BROKER_PATIENCE: Duration = Duration::from_secs(2);
+/// What was read or claimed longer ago is not published any more: it may have been abandoned, or
+/// its claim may have ended. It is read again.
+pub(crate) const FRESH: Duration = Duration::from_secs(10);
+/// How long a stop waits for the broker's last answers. Rows without one stay claimed: the broker
+/// may have them, and the claim ends by itself.
+pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 
 /// The publishing side, used by one batch or sweep at a time.
 pub(crate) struct Outlet {
     pub(crate) publisher: Arc<dyn Publisher>,
-    pub(crate) store: Arc<dyn PollStore>,
-    pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) max_rows: usize,
-    pub(crate) max_bytes: usize,
-    next: AtomicU64,
+    pub(crate) gate: Arc<dyn Gate>,
+    pub(crate) recorder: Recorder,
+    pub(crate) limits: Limits,
+    breakers: Vec<Breaker>,
+    handle: PollerHandle,
+    tickets: Ticket,
 }
 
-/// What became of a batch.
-#[derive(Debug, Default)]
-pub(crate) struct Delivered {
-    /// Rows that were recorded, sent or failed.
-    pub(crate) settled: usize,
+/// The ports that an outlet uses.
+pub(crate) struct Ports {
+    pub(crate) publisher: Arc<dyn Publisher>,
+    pub(crate) store: Arc<dyn PollStore>,
+    pub(crate) gate: Arc<dyn Gate>,
+    pub(crate) observer: Arc<dyn Observer>,
 }
 
 impl Outlet {
     pub(crate) fn new(
-        publisher: Arc<dyn Publisher>,
-        store: Arc<dyn PollStore>,
-        observer: Arc<dyn Observer>,
-        max_rows: usize,
-        max_bytes: usize,
+        ports: Ports,
+        limits: Limits,
+        breakers: Vec<Breaker>,
+        handle: PollerHandle,
     ) -> Self {
         Self {
-            publisher,
-            store,
-            observer,
-            max_rows,
-            max_bytes,
-            next: AtomicU64::new(1),
+            publisher: ports.publisher,
+            gate: ports.gate.clone(),
+            recorder: Recorder::new(ports.store, ports.observer, ports.gate),
+            limits,
+            breakers,
+            handle,
+            tickets: 0,
         }
     }
 
-    pub(crate) fn ticket(&self) -> Ticket {
-        self.next.fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn breaker(&mut self, table: TableIdx) -> Option<&mut Breaker> {
+        self.breakers.get_mut(usize::from(table.0))
     }
 
-    /// Delivers claimed rows, in their order.
+    /// Hands over what the flight lets go.
+    pub(crate) fn submit(&mut self, flight: &mut Flight, generation: Generation, room: usize) {
+        let next = || {
+            self.tickets += 1;
+            self.tickets
+        };
+        let messages = flight.take(room, next);
+        if !messages.is_empty() {
+            self.publisher.submit(generation, messages);
+        }
+    }
+
+    /// Takes the broker's answers in.
+    pub(crate) fn answers(
+        &mut self,
+        table: TableIdx,
+        flight: &mut Flight,
+        answers: Vec<(Ticket, outbox_core::ports::PublishOutcome)>,
+    ) {
+        if let Some(breaker) = self.breakers.get_mut(usize::from(table.0)) {
+            for (ticket, answer) in answers {
+                flight.answer(ticket, answer, breaker);
+            }
+        }
+        self.recorder
+            .overtaken(table, std::mem::take(&mut flight.overtaken));
+    }
+
+    pub(crate) fn paused(&self, table: TableIdx) -> bool {
+        self.handle.paused().is(table)
+    }
+
+    /// Waits a while for the broker; `None` where it is not there, or nothing may be published.
+    async fn ready(&mut self, stop: &CancellationToken) -> PortResult<Option<Generation>> {
+        self.recorder.again().await?;
+        if self.recorder.backlog() >= self.limits.rows {
+            return Ok(None);
+        }
+        let ready = tokio::time::timeout(BROKER_PATIENCE, self.publisher.ready());
+        let ready = tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            ready = ready => ready,
+        };
+        if ready.is_err() {
+            debug!(broker = %self.publisher.state(), "the poller waits for the broker");
+        }
+        Ok(ready.ok())
+    }
+
+    /// Delivers rows of one table as far as the tail and their claims allow, each aggregate from
+    /// its first row on.
     pub(crate) async fn deliver(
-        &self,
-        spec: &TableSpec,
-        token: &ClaimToken,
+        &mut self,
+        table: TableIdx,
+        spec: &Arc<TableSpec>,
         rows: Vec<OutboxRow>,
         stop: &CancellationToken,
-    ) -> PortResult<Delivered> {
-        let ready = tokio::time::timeout(BROKER_PATIENCE, self.publisher.ready()).await;
-        let mut batch = Batch::new(rows, spec.ordering);
-        if let Ok(generation) = ready {
-            self.publish(spec, generation, &mut batch).await;
+    ) -> PortResult<Tally> {
+        let ordered = spec.ordering != Ordering::None;
+        if rows.is_empty() {
+            return Ok(Tally::default());
         }
-        let recorded = record(
-            &self.store,
-            &self.observer,
-            Some(token),
-            &batch.outcomes,
-            stop,
-        )
-        .await?;
-        let rest: Vec<RowKey> = batch.rest().collect();
-        if !rest.is_empty() {
-            self.store.release(token, &rest).await?;
-        }
-        Ok(Delivered {
-            settled: recorded.len(),
-        })
-    }
-
-    async fn publish(&self, spec: &TableSpec, generation: Generation, batch: &mut Batch) {
-        loop {
-            let mut messages = Vec::new();
-            while batch.in_flight.len() < self.max_rows
-                && (batch.bytes < self.max_bytes || batch.in_flight.is_empty())
-                && let Some((row, message)) = batch.next()
-            {
-                let ticket = self.ticket();
-                batch.bytes += message.weight();
-                batch.in_flight.insert(ticket, row);
-                messages.push((ticket, message));
-            }
-            if !messages.is_empty() {
-                self.publisher.submit(generation, messages);
-            }
-            if batch.in_flight.is_empty() {
-                return;
-            }
-            for (ticket, answer) in self.publisher.outcomes().await {
-                batch.answer(spec, ticket, answer);
-            }
-        }
-    }
-}
-
-/// Rows of a batch on their way.
-struct Batch {
-    waiting: VecDeque<OutboxRow>,
-    in_flight: HashMap<Ticket, OutboxRow>,
-    bytes: usize,
-    outcomes: Vec<RowOutcome>,
-    unconfirmed: Vec<RowKey>,
-    /// Aggregates of which a row was refused: what comes after is given back.
-    refused: HashSet<Aggregate>,
-    busy: HashSet<Aggregate>,
-    order: Order,
-    /// A loss of the channel ends the batch: what is left is given back.
-    over: bool,
-}
-
-impl Batch {
-    fn new(rows: Vec<OutboxRow>, order: Order) -> Self {
-        Self {
-            waiting: rows.into(),
-            in_flight: HashMap::new(),
-            bytes: 0,
-            outcomes: Vec::new(),
-            unconfirmed: Vec::new(),
-            refused: HashSet::new(),
-            busy: HashSet::new(),
-            order,
-            over: false,
-        }
-    }
-
-    /// The next row that may be published now. A row without a message fails on its way.
-    fn next(&mut self) -> Option<(OutboxRow, Message)> {
-        while !self.over {
-            let at = self.waiting.iter().position(|row| {
-                let held = self.order != Order::None && self.refused.contains(&row.aggregate);
-                !held && (self.order != Order::Strict || !self.busy.contains(&row.aggregate))
-            })?;
-            let row = self.waiting.remove(at)?;
-            match row.message.clone() {
-                Ok(message) => {
-                    self.busy.insert(row.aggregate.clone());
-                    return Some((row, message));
-                }
-                Err(failure) => {
-                    let retry_count = row.state.retry_count;
-                    self.outcomes.push(outcome(
-                        &row,
-                        Verdict::Failed {
-                            failure,
-                            retry_count,
-                            message: None,
-                        },
-                    ));
-                }
-            }
-        }
-        None
-    }
-
-    fn answer(&mut self, spec: &TableSpec, ticket: Ticket, answer: PublishOutcome) {
-        // A ticket of an earlier batch cannot come: each waits for all of its own.
-        let Some(row) = self.in_flight.remove(&ticket) else {
-            return;
+        let Some(generation) = self.ready(stop).await? else {
+            return Ok(Tally::default());
         };
-        self.bytes = self
-            .bytes
-            .saturating_sub(row.message.as_ref().map_or(0, Message::weight));
-        self.busy.remove(&row.aggregate);
-        match verdict(spec, answer, row.state.retry_count) {
-            None => {
-                self.over = true;
-                self.unconfirmed.push(row.key);
-            }
-            Some(verdict) => {
-                if let Verdict::Failed { .. } = verdict {
-                    self.refused.insert(row.aggregate.clone());
-                }
-                self.outcomes.push(outcome(&row, verdict));
-            }
+        let mut rows = self.without_kept(rows, ordered);
+        let room = match self.breaker(table) {
+            Some(breaker) if !rows.is_empty() => breaker.room(Instant::now()),
+            _ => 0,
+        };
+        rows.truncate(room);
+        if rows.is_empty() || self.paused(table) {
+            return Ok(Tally::default());
         }
+        let asked: Vec<HeldRow> = rows.iter().map(held).collect();
+        let granted = self.gate.hold(&asked).await;
+        let rows = unbroken(rows.into_iter().zip(granted), ordered);
+        let mut flight = Flight::new(spec.clone(), self.limits);
+        let delivered = self
+            .claim_and_publish(table, &mut flight, rows, generation, stop)
+            .await;
+        // Rows whose record is still to be made keep their hold, and so do those that the broker
+        // may have.
+        let at_broker: HashSet<&RowKey> = flight.at_broker().collect();
+        let done: Vec<HeldRow> = asked
+            .into_iter()
+            .filter(|h| self.recorder.kept(&h.key).is_none() && !at_broker.contains(&h.key))
+            .collect();
+        self.recorder.done(&done).await;
+        delivered
     }
 
-    /// Rows that were not published, or of which nobody knows.
-    fn rest(&mut self) -> impl Iterator<Item = RowKey> {
-        let waiting = std::mem::take(&mut self.waiting).into_iter().map(|r| r.key);
-        std::mem::take(&mut self.unconfirmed)
-            .into_iter()
-            .chain(waiting)
+    /// Rows whose record is not made yet are published by nobody. A refused one goes on holding
+    /// its aggregate.
+    fn without_kept(&self, rows: Vec<OutboxRow>, ordered: bool) -> Vec<OutboxRow> {
+        let rows = rows.into_iter().filter_map(|row| {
+            let kept = self.recorder.kept(&row.key);
+            (kept != Some(KeptAs::Sent)).then_some((row, kept.is_none()))
+        });
+        unbroken(rows, ordered)
+    }
+
+    async fn claim_and_publish(
+        &mut self,
+        table: TableIdx,
+        flight: &mut Flight,
+        rows: Vec<OutboxRow>,
+        generation: Generation,
+        stop: &CancellationToken,
+    ) -> PortResult<Tally> {
+        if rows.is_empty() {
+            return Ok(Tally::default());
+        }
+        let since = Instant::now();
+        let keys: Vec<RowKey> = rows.iter().map(|r| r.key.clone()).collect();
+        let (token, claimed) = self.recorder.store.claim(table, &keys).await?;
+        let claimed: HashSet<RowKey> = claimed.into_iter().collect();
+        let mut surplus = claimed.clone();
+        let ours = rows.into_iter().map(|row| {
+            let is_ours = claimed.contains(&row.key);
+            (row, is_ours)
+        });
+        for row in unbroken(ours, flight.is_ordered()) {
+            surplus.remove(&row.key);
+            // A fresh flight blocks nothing.
+            drop(flight.push(row));
+        }
+        let mut back: Vec<RowKey> = surplus.into_iter().collect();
+        let tally = self
+            .publish(table, flight, &token, generation, since, stop)
+            .await?;
+        back.extend(flight.give_back().into_iter().map(|(_, row)| row.key));
+        self.release(&token, back).await?;
+        Ok(tally)
+    }
+
+    async fn publish(
+        &mut self,
+        table: TableIdx,
+        flight: &mut Flight,
+        token: &ClaimToken,
+        generation: Generation,
+        since: Instant,
+        stop: &CancellationToken,
+    ) -> PortResult<Tally> {
+        let mut drain = None;
+        loop {
+            if stop.is_cancelled() {
+                drain.get_or_insert_with(|| Instant::now() + DRAIN);
+            }
+            flight.over |= drain.is_some() || self.paused(table) || since.elapsed() > FRESH;
+            self.submit(flight, generation, usize::MAX);
+            if flight.out() == 0 {
+                break;
+            }
+            let publisher = self.publisher.clone();
+            let drained = async {
+                match drain {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => stop.cancelled().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                answers = publisher.outcomes() => self.answers(table, flight, answers),
+                () = drained => if drain.is_some() { break },
+            }
+        }
+        let outcomes: Vec<RowOutcome> = std::mem::take(&mut flight.outcomes);
+        self.recorder.record(Some(token), outcomes).await
+    }
+
+    /// Gives claims back. One that cannot be given back ends by itself.
+    async fn release(&self, token: &ClaimToken, rows: Vec<RowKey>) -> PortResult<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        match self.recorder.store.release(token, &rows).await {
+            Err(e) if e.disposition == Disposition::Backoff => {
+                debug!(
+                    rows = rows.len(),
+                    error = chain(&e),
+                    "claims are left to end"
+                );
+                Ok(())
+            }
+            done => done,
+        }
     }
 }

@@ -9,8 +9,10 @@
 //! publishes anything it asks the tail ([`outbox_core::ports::Gate`]), which alone decides about
 //! the order of an aggregate.
 
+mod breaker;
 mod config;
 mod deliver;
+mod flight;
 mod handle;
 mod patrol;
 mod poller;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use outbox_core::Status;
 use outbox_core::ports::{Disposition, PortResult, chain};
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -12,53 +13,96 @@ use crate::poller::{Poller, table_idx};
 
 /// A warning that still holds is repeated after this.
 const REPEAT: Duration = Duration::from_secs(600);
+/// Time between two looks for sent rows that are old enough.
+const RETENTION: Duration = Duration::from_secs(60);
 /// Rows of one deletion, and the pause between two: room for the application.
 const CHUNK: usize = 1000;
 const BETWEEN: Duration = Duration::from_millis(100);
 /// A deletion that takes longer than this meets others at work: it waits as long as ten of it.
 const SLOW: Duration = Duration::from_millis(200);
 
+/// When something was last said.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    since: Option<Instant>,
+}
+
+impl Said {
+    /// Whether to say it now: when it begins to hold, and every [`REPEAT`] while it does.
+    fn is_news(&mut self, holds: bool) -> bool {
+        let news = holds && self.since.is_none_or(|at| at.elapsed() >= REPEAT);
+        if news {
+            self.since = Some(Instant::now());
+        } else if !holds {
+            self.since = None;
+        }
+        news
+    }
+}
+
 impl Poller {
-    /// Every `stuck_interval`: counts and resets claims that are too old, warns of backlog, and
-    /// deletes sent rows that are old enough.
+    /// Every `stuck_interval`: counts and resets claims that are too old, and warns of backlog.
+    /// Beside it, and whatever the load, deletes sent rows that are old enough.
     pub async fn patrol(&self, stop: CancellationToken) -> PortResult<()> {
-        let mut ticks = tokio::time::interval(self.config.stuck_interval);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut warned: Vec<Option<Instant>> = vec![None; self.tables.len()];
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                _ = ticks.tick() => {}
+        // Boxed: joined bare, their borrows keep the compiler from seeing that this can be sent.
+        let watch: BoxFuture<'_, PortResult<()>> = Box::pin(self.watch(&stop));
+        let retain: BoxFuture<'_, PortResult<()>> = Box::pin(self.retain(&stop));
+        tokio::try_join!(watch, retain).map(|_| ())
+    }
+
+    async fn watch(&self, stop: &CancellationToken) -> PortResult<()> {
+        let mut said: Vec<(Said, Said)> = vec![Default::default(); self.tables.len()];
+        let mut ticks = ticks(self.config.stuck_interval);
+        while tick(&mut ticks, stop).await {
+            for (n, said) in said.iter_mut().enumerate() {
+                self.heed(n, "patrol", self.patrol_table(n, said).await)?;
             }
-            for (n, warned) in warned.iter_mut().enumerate() {
-                match self.patrol_table(n, warned, &stop).await {
-                    Err(e) if e.disposition == Disposition::Fenced => return Err(e),
-                    Err(e) => warn!(error = chain(&e), "patrol"),
-                    Ok(()) => {}
-                }
+        }
+        Ok(())
+    }
+
+    async fn retain(&self, stop: &CancellationToken) -> PortResult<()> {
+        let Some(older_than) = self.config.sent_after else {
+            return Ok(());
+        };
+        let mut ticks = ticks(RETENTION);
+        while tick(&mut ticks, stop).await {
+            for n in 0..self.tables.len() {
+                self.heed(n, "retention", self.purge(n, older_than, stop).await)?;
             }
+        }
+        Ok(())
+    }
+
+    /// What fails is tried again the next time, but for the end of the session.
+    fn heed(&self, n: usize, what: &str, done: PortResult<()>) -> PortResult<()> {
+        match done {
+            Err(e) if e.disposition != Disposition::Fenced => {
+                let table = self.tables[n].full_name();
+                warn!(table, error = chain(&e), "{what}");
+                Ok(())
+            }
+            done => done,
         }
     }
 
-    async fn patrol_table(
-        &self,
-        n: usize,
-        warned: &mut Option<Instant>,
-        stop: &CancellationToken,
-    ) -> PortResult<()> {
+    async fn patrol_table(&self, n: usize, said: &mut (Said, Said)) -> PortResult<()> {
         let (table, name) = (table_idx(n), self.tables[n].full_name());
+        let config = &self.config;
         let report = self
             .store
-            .patrol(table, self.config.warn_after, self.config.reset_after)
+            .patrol(table, config.warn_after, config.reset_after)
             .await?;
         self.handle.set_stuck(n, report.stuck);
-        if report.stuck > 0 {
+        if said.0.is_news(report.stuck > 0 || report.reset > 0) {
             warn!(
                 table = name,
                 rows = report.stuck,
                 reset = report.reset,
                 "rows are in processing for long"
             );
+        } else if report.reset > 0 {
+            info!(table = name, reset = report.reset, "claims were taken away");
         }
         let backlog = self.store.backlog(table).await?;
         let pending = backlog
@@ -66,24 +110,20 @@ impl Poller {
             .iter()
             .find(|(s, _)| *s == Status::Pending)
             .map_or(0, |(_, n)| *n);
-        if pending > self.config.backlog_warn {
-            if warned.is_none_or(|at| at.elapsed() >= REPEAT) {
-                *warned = Some(Instant::now());
-                warn!(
-                    table = name,
-                    pending,
-                    oldest_s = backlog.oldest_pending_seconds.unwrap_or(0),
-                    "the backlog is over stuck.backlog_warn"
-                );
-            }
-        } else if warned.take().is_some() {
+        let over = pending > config.backlog_warn;
+        let was = said.1.since.is_some();
+        if said.1.is_news(over) {
+            warn!(
+                table = name,
+                pending,
+                oldest_s = backlog.oldest_pending_seconds.unwrap_or(0),
+                "the backlog is over stuck.backlog_warn"
+            );
+        } else if was && !over {
             info!(
                 table = name,
                 pending, "the backlog is under stuck.backlog_warn again"
             );
-        }
-        if let Some(older_than) = self.config.sent_after {
-            self.purge(n, older_than, stop).await?;
         }
         Ok(())
     }
@@ -116,5 +156,20 @@ impl Poller {
             );
         }
         Ok(())
+    }
+}
+
+fn ticks(period: Duration) -> Interval {
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// Waits for the next tick; false once stopped.
+async fn tick(ticks: &mut Interval, stop: &CancellationToken) -> bool {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => false,
+        _ = ticks.tick() => true,
     }
 }

@@ -6,12 +6,12 @@
 //! batch in hand gets its outcomes and its records, then the loop ends.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_core::ports::{
-    Disposition, Gate, HeldRow, Ledger, Observer, PollStore, PortError, PortResult, Publisher,
-    Scan, chain,
+    Disposition, Gate, Ledger, Observer, PollStore, PortError, PortResult, Publisher, Scan, chain,
 };
 use outbox_core::spec::{Ordering, TableSpec};
 use outbox_core::{Aggregate, OutboxRow, RowKey, TableIdx};
@@ -20,15 +20,21 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::breaker::Breaker;
 use crate::config::{PollerConfig, SweepConfig, SweepReport};
-use crate::deliver::Outlet;
+use crate::deliver::{DRAIN, Outlet, Ports};
+use crate::flight::Limits;
 use crate::handle::{PollerHandle, Request};
 use crate::sweep;
 
 /// How long a pass waits for the tail to pass the coordinate that decides what it left behind.
-const PASSED: Duration = Duration::from_secs(5);
+const PASSED: Duration = Duration::from_secs(2);
 /// Aggregates that the tail left which are taken up at once.
 const AGGREGATES: usize = 64;
+/// Times that aggregates are looked at again while they move.
+const ROUNDS: usize = 32;
+/// Pause after news that brought nothing to do.
+const IDLE: Duration = Duration::from_millis(50);
 /// Pauses after errors, doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
@@ -57,9 +63,22 @@ impl Poller {
         observer: Arc<dyn Observer>,
     ) -> (Self, PollerHandle) {
         let (handle, requests) = PollerHandle::new(tables.len());
-        let (rows, bytes) = (config.max_in_flight, config.max_in_flight_bytes);
+        let limits = Limits {
+            rows: config.max_in_flight.max(1),
+            bytes: config.max_in_flight_bytes,
+        };
+        let breakers = tables
+            .iter()
+            .map(|spec| Breaker::new(spec.full_name(), config.interval))
+            .collect();
+        let ports = Ports {
+            publisher,
+            store: store.clone(),
+            gate: gate.clone(),
+            observer,
+        };
         let poller = Self {
-            outlet: Mutex::new(Outlet::new(publisher, store.clone(), observer, rows, bytes)),
+            outlet: Mutex::new(Outlet::new(ports, limits, breakers, handle.clone())),
             requests: Mutex::new(requests),
             ledger: None,
             handle: handle.clone(),
@@ -71,7 +90,8 @@ impl Poller {
         (poller, handle)
     }
 
-    /// Lets sweeps know which aggregates are held by rows that wait.
+    /// Lets sweeps know beforehand which aggregates are held by rows that wait; without it they
+    /// look at the head of every aggregate.
     #[must_use]
     pub fn with_ledger(mut self, ledger: Arc<dyn Ledger>) -> Self {
         self.ledger = Some(ledger);
@@ -82,22 +102,30 @@ impl Poller {
     pub async fn run(&self, stop: CancellationToken) -> PortResult<()> {
         let mut requests = self.requests.lock().await;
         let (mut due, mut errors) = (Instant::now(), 0_u32);
+        // Kept over the turns of the loop: what it has to tell must not be lost with it.
+        let mut left = self.gate.left_behind(AGGREGATES, self.config.interval);
         while !stop.is_cancelled() {
             let worked = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 Some(request) = requests.recv() => self.requested(request, &stop).await,
                 () = tokio::time::sleep_until(due) => {
-                    let full = self.pass(&stop).await;
-                    due = Instant::now() + match full {
+                    let again = self.pass(&stop).await;
+                    due = Instant::now() + match again {
                         Ok(true) => Duration::ZERO,
                         _ if self.gate.tailing() => self.config.interval,
                         _ => self.config.degraded_interval,
                     };
-                    full.map(|_| ())
+                    again.map(|_| ())
                 }
-                left = self.gate.left_behind(AGGREGATES, self.config.interval) => {
-                    self.aggregates(left, &stop).await
+                aggregates = &mut left => {
+                    let worked = self.aggregates(aggregates, &stop).await;
+                    if !matches!(worked, Ok(1..)) {
+                        // News of what is not ready yet may come at any rate.
+                        tokio::time::sleep(IDLE).await;
+                    }
+                    left = self.gate.left_behind(AGGREGATES, self.config.interval);
+                    worked.map(|_| ())
                 }
             };
             match worked {
@@ -108,7 +136,19 @@ impl Poller {
                 }
             }
         }
-        Ok(())
+        // A record that was kept is made now if it can be: the next leader would publish again.
+        let mut outlet = self.outlet.lock().await;
+        let last = tokio::time::timeout(DRAIN, outlet.recorder.again()).await;
+        if outlet.recorder.backlog() > 0 {
+            warn!(
+                rows = outlet.recorder.backlog(),
+                "outcomes could not be recorded: confirmed rows among them will be published again"
+            );
+        }
+        match last {
+            Ok(Err(e)) if e.disposition != Disposition::Backoff => Err(e),
+            _ => Ok(()),
+        }
     }
 
     /// Sweeps every table that is not paused.
@@ -117,11 +157,25 @@ impl Poller {
         config: SweepConfig,
         stop: CancellationToken,
     ) -> PortResult<SweepReport> {
-        let mut total = SweepReport::default();
-        for n in 0..self.tables.len() {
-            let report = self.sweep_one(n, &config, &stop).await?;
+        self.sweep_tables(0..self.tables.len(), &config, &stop)
+            .await
+    }
+
+    async fn sweep_tables(
+        &self,
+        tables: Range<usize>,
+        config: &SweepConfig,
+        stop: &CancellationToken,
+    ) -> PortResult<SweepReport> {
+        let mut total = SweepReport {
+            complete: true,
+            ..SweepReport::default()
+        };
+        for n in tables {
+            let report = self.sweep_one(n, config, stop).await?;
             total.published += report.published;
             total.failed += report.failed;
+            total.complete &= report.complete;
         }
         Ok(total)
     }
@@ -162,64 +216,77 @@ impl Poller {
         } else {
             debug!(error = chain(&e), "the poller waits for the database");
         }
-        let pause = (BACKOFF.0 * 2_u32.pow(errors.min(5))).min(BACKOFF.1);
         tokio::select! {
             () = stop.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(pause(errors)) => {}
         }
         Ok(())
     }
 
     async fn requested(&self, request: Request, stop: &CancellationToken) -> PortResult<()> {
         let tables = match request.table {
-            Some(table) => vec![usize::from(table.0)],
-            None => (0..self.tables.len()).collect(),
+            Some(table) => usize::from(table.0)..usize::from(table.0) + 1,
+            None => 0..self.tables.len(),
         };
-        let mut total = SweepReport::default();
-        for n in tables {
-            let report = self
-                .sweep_one(
-                    n,
-                    &SweepConfig {
-                        rate: self.config.sweep_rate,
-                    },
-                    stop,
-                )
-                .await?;
-            total.published += report.published;
-            total.failed += report.failed;
-        }
-        if total != SweepReport::default() {
+        let config = SweepConfig {
+            rate: self.config.sweep_rate,
+        };
+        let total = self.sweep_tables(tables, &config, stop).await?;
+        if total.published + total.failed > 0 {
             info!(published = total.published, failed = total.failed, "swept");
         }
         // Nobody may wait for the answer any more.
-        let _ = request.done.send(!stop.is_cancelled());
+        let _ = request.done.send(total.complete);
         Ok(())
     }
 
-    /// One pass over every table; true where a table gave a full batch and some of it was settled.
+    /// One pass over every table: first what is due, then what the tail left behind, which may
+    /// have to be waited for. True where a full batch moved: the next pass follows at once.
     async fn pass(&self, stop: &CancellationToken) -> PortResult<bool> {
-        let mut again = false;
-        for (n, spec) in self.tables.iter().enumerate() {
-            let table = table_idx(n);
-            if stop.is_cancelled() || self.handle.paused().is(table) {
-                continue;
-            }
-            let mut rows = self.scan(table, &Scan::Due).await?;
-            // Whatever waited behind a head that was due follows it at once.
-            let heads: HashSet<Aggregate> = rows.iter().map(|r| r.aggregate.clone()).collect();
-            rows.extend(self.left_behind(table).await?);
-            if rows.is_empty() {
-                continue;
-            }
-            let full = rows.len() >= self.config.batch;
-            let settled = self.deliver(table, spec, rows, false, stop).await?;
-            again |= full && settled > 0;
-            if settled > 0 && spec.ordering != Ordering::None {
-                self.aggregates(heads.into_iter().collect(), stop).await?;
+        let (mut again, mut failed) = (false, None);
+        for left_behind in [false, true] {
+            for (n, spec) in self.tables.iter().enumerate() {
+                let table = table_idx(n);
+                if stop.is_cancelled() || self.handle.paused().is(table) {
+                    continue;
+                }
+                match self.pass_one(table, spec, left_behind, stop).await {
+                    Ok(moved) => again |= moved,
+                    // One table's trouble is not the others'.
+                    Err(e) if e.disposition == Disposition::Backoff => {
+                        failed.get_or_insert(e);
+                    }
+                    Err(e) => return Err(e),
+                }
             }
         }
-        Ok(again)
+        failed.map_or(Ok(again), Err)
+    }
+
+    async fn pass_one(
+        &self,
+        table: TableIdx,
+        spec: &Arc<TableSpec>,
+        left_behind: bool,
+        stop: &CancellationToken,
+    ) -> PortResult<bool> {
+        let rows = if left_behind {
+            self.left_behind(table, stop).await?
+        } else {
+            self.scan(table, &Scan::Due).await?
+        };
+        if rows.is_empty() {
+            return Ok(false);
+        }
+        let full = rows.len() >= self.config.batch;
+        if spec.ordering == Ordering::None {
+            let mut outlet = self.outlet.lock().await;
+            let tally = outlet.deliver(table, spec, rows, stop).await?;
+            return Ok(full && tally.settled() > 0);
+        }
+        let aggregates = distinct(&rows);
+        let moved = self.drain(table, spec, &aggregates, stop).await?;
+        Ok(full && moved > 0)
     }
 
     async fn scan(&self, table: TableIdx, scan: &Scan) -> PortResult<Vec<OutboxRow>> {
@@ -229,17 +296,30 @@ impl Poller {
 
     /// Never-attempted rows that the tail has passed over, decided without clocks: the candidates,
     /// then the server's coordinate; those that are still pending when everything before it is
-    /// settled are ours.
-    async fn left_behind(&self, table: TableIdx) -> PortResult<Vec<OutboxRow>> {
+    /// settled are ours. While nothing tails there is nothing to wait for.
+    async fn left_behind(
+        &self,
+        table: TableIdx,
+        stop: &CancellationToken,
+    ) -> PortResult<Vec<OutboxRow>> {
+        let tailing = self.gate.tailing();
         let scan = Scan::LeftBehind {
-            min_age: self.config.pending_grace,
+            min_age: if tailing {
+                self.config.pending_grace
+            } else {
+                Duration::ZERO
+            },
         };
         let candidates = self.scan(table, &scan).await?;
-        if candidates.is_empty() || !self.gate.tailing() {
+        if candidates.is_empty() || !tailing {
             return Ok(candidates);
         }
         let coordinate = self.store.coordinate().await?;
-        if !self.gate.passed(&coordinate, PASSED).await {
+        let passed = tokio::select! {
+            () = stop.cancelled() => false,
+            passed = self.gate.passed(&coordinate, PASSED) => passed,
+        };
+        if !passed {
             return Ok(Vec::new());
         }
         let before: HashSet<RowKey> = candidates.into_iter().map(|r| r.key).collect();
@@ -250,144 +330,72 @@ impl Poller {
             .collect())
     }
 
-    /// Delivers what is left of some aggregates, again and again while it moves: each gets back to
-    /// the tail as soon as nothing of it is left.
+    /// Delivers what is left of some aggregates; returns how many rows were settled.
     async fn aggregates(
         &self,
         aggregates: Vec<Aggregate>,
         stop: &CancellationToken,
-    ) -> PortResult<()> {
+    ) -> PortResult<usize> {
         let mut by_table: HashMap<TableIdx, Vec<Aggregate>> = HashMap::new();
         for aggregate in aggregates {
             by_table.entry(aggregate.table).or_default().push(aggregate);
         }
+        let mut settled = 0;
         for (table, aggregates) in by_table {
-            let Some(spec) = self.tables.get(usize::from(table.0)) else {
-                continue;
-            };
-            loop {
-                if stop.is_cancelled() || self.handle.paused().is(table) {
-                    break;
-                }
-                let rows = ready_heads(
-                    self.store
-                        .unsettled(table, &aggregates, self.config.batch)
-                        .await?,
-                );
-                if rows.is_empty() || self.deliver(table, spec, rows, true, stop).await? == 0 {
-                    break;
-                }
+            if let Some(spec) = self.tables.get(usize::from(table.0)) {
+                settled += self.drain(table, spec, &aggregates, stop).await?;
             }
         }
-        Ok(())
+        Ok(settled)
     }
 
-    /// Delivers candidates, each aggregate from its head; returns how many rows were settled.
-    /// `whole`: the rows are all that is ready of their aggregates already.
-    async fn deliver(
+    /// Delivers the rows of some aggregates, each from its head as far as all is ready, again and
+    /// again while that moves: an aggregate under steady traffic gets back to the tail as soon as
+    /// nothing of it is left. Bounded, so that others get their turn.
+    async fn drain(
         &self,
         table: TableIdx,
-        spec: &TableSpec,
-        rows: Vec<OutboxRow>,
-        whole: bool,
+        spec: &Arc<TableSpec>,
+        aggregates: &[Aggregate],
         stop: &CancellationToken,
     ) -> PortResult<usize> {
-        let rows = if whole || spec.ordering == Ordering::None {
-            rows
-        } else {
-            self.heads(table, rows).await?
-        };
-        let held: Vec<HeldRow> = rows
-            .iter()
-            .map(|r| HeldRow {
-                key: r.key.clone(),
-                aggregate: r.aggregate.clone(),
-            })
-            .collect();
-        let granted = self.gate.hold(&held).await;
-        let ordered = spec.ordering != Ordering::None;
-        let rows = unbroken(rows.into_iter().zip(granted), ordered);
-        let delivered = self
-            .claim_and_deliver(table, spec, rows, ordered, stop)
-            .await;
-        self.gate.done(&held).await;
-        delivered
-    }
-
-    async fn claim_and_deliver(
-        &self,
-        table: TableIdx,
-        spec: &TableSpec,
-        rows: Vec<OutboxRow>,
-        ordered: bool,
-        stop: &CancellationToken,
-    ) -> PortResult<usize> {
-        if rows.is_empty() {
-            return Ok(0);
-        }
-        let outlet = self.outlet.lock().await;
-        let keys: Vec<RowKey> = rows.iter().map(|r| r.key.clone()).collect();
-        let (token, claimed) = self.store.claim(table, &keys).await?;
-        let claimed: HashSet<RowKey> = claimed.into_iter().collect();
-        let ours = rows.into_iter().map(|row| {
-            let is_ours = claimed.contains(&row.key);
-            (row, is_ours)
-        });
-        let ours = unbroken(ours, ordered);
-        let kept: HashSet<&RowKey> = ours.iter().map(|r| &r.key).collect();
-        let surplus: Vec<RowKey> = claimed
-            .iter()
-            .filter(|k| !kept.contains(k))
-            .cloned()
-            .collect();
-        if !surplus.is_empty() {
-            self.store.release(&token, &surplus).await?;
-        }
-        Ok(outlet.deliver(spec, &token, ours, stop).await?.settled)
-    }
-
-    /// The candidates with what stands before them in their aggregates, as far as all of it is
-    /// ready: an aggregate whose head waits gives nothing.
-    async fn heads(
-        &self,
-        table: TableIdx,
-        candidates: Vec<OutboxRow>,
-    ) -> PortResult<Vec<OutboxRow>> {
-        let mut aggregates: Vec<Aggregate> = Vec::new();
-        let mut seen = HashSet::new();
-        for row in &candidates {
-            if seen.insert(row.aggregate.clone()) {
-                aggregates.push(row.aggregate.clone());
+        let mut total = 0;
+        for _ in 0..ROUNDS {
+            if stop.is_cancelled() || self.handle.paused().is(table) {
+                break;
+            }
+            // Nothing of the table moves between this look and the delivery.
+            let mut outlet = self.outlet.lock().await;
+            // About one batch in all, whatever the rows weigh.
+            let each = (self.config.batch / aggregates.len().max(1)).max(1);
+            let unsettled = self.store.unsettled(table, aggregates, each).await?;
+            let rows = unbroken(unsettled.into_iter(), true);
+            let settled = outlet.deliver(table, spec, rows, stop).await?.settled();
+            total += settled;
+            if settled == 0 {
+                break;
             }
         }
-        let ready = ready_heads(
-            self.store
-                .unsettled(table, &aggregates, self.config.batch)
-                .await?,
-        );
-        let wanted: HashSet<&RowKey> = candidates.iter().map(|r| &r.key).collect();
-        let mut last: HashMap<Aggregate, usize> = HashMap::new();
-        for (i, row) in ready.iter().enumerate() {
-            if wanted.contains(&row.key) {
-                last.insert(row.aggregate.clone(), i);
-            }
-        }
-        Ok(ready
-            .into_iter()
-            .enumerate()
-            .filter(|(i, row)| last.get(&row.aggregate).is_some_and(|l| i <= l))
-            .map(|(_, row)| row)
-            .collect())
+        Ok(total)
     }
 }
 
-/// The ready prefix of each aggregate.
-fn ready_heads(unsettled: Vec<(OutboxRow, bool)>) -> Vec<OutboxRow> {
-    unbroken(unsettled.into_iter(), true)
+/// The pause after so many errors in a row.
+pub(crate) fn pause(errors: u32) -> Duration {
+    (BACKOFF.0 * 2_u32.pow(errors.min(5))).min(BACKOFF.1)
+}
+
+pub(crate) fn distinct<'a>(rows: impl IntoIterator<Item = &'a OutboxRow>) -> Vec<Aggregate> {
+    let mut seen = HashSet::new();
+    let aggregates = rows.into_iter().map(|row| &row.aggregate);
+    aggregates.filter(|a| seen.insert(*a)).cloned().collect()
 }
 
 /// Rows up to, in each aggregate, the first that is not ours.
-fn unbroken(rows: impl Iterator<Item = (OutboxRow, bool)>, ordered: bool) -> Vec<OutboxRow> {
+pub(crate) fn unbroken(
+    rows: impl Iterator<Item = (OutboxRow, bool)>,
+    ordered: bool,
+) -> Vec<OutboxRow> {
     let mut broken: HashSet<Aggregate> = HashSet::new();
     rows.filter_map(|(row, ours)| {
         if ordered && broken.contains(&row.aggregate) {

@@ -1,120 +1,252 @@
-//! Recording what is known. A confirm that is held is never published again: its record alone is
-//! repeated, for as long as the database is away.
+//! Recording what is known. A confirm that is held is never published again in this process: where
+//! its record cannot be made (the database is away, somebody keeps the row locked), the record
+//! alone is kept and repeated, and its row is published by nobody meanwhile.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use outbox_core::failure::FailureClass;
 use outbox_core::ports::{
-    ClaimToken, Disposition, Observer, Path, PollStore, PortResult, PublishOutcome, Recorded,
-    RowOutcome, Verdict, chain,
+    ClaimToken, Disposition, Gate, HeldRow, Observer, Path, PollStore, PortError, PortResult,
+    Recorded, RowOutcome, Verdict, chain,
 };
-use outbox_core::spec::{OnUnroutable, TableSpec};
-use outbox_core::{Failure, OutboxRow};
-use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use outbox_core::{OutboxRow, RowKey, TableIdx};
+use tokio::time::Instant;
+use tracing::debug;
 
-/// Pauses between attempts to record, doubling from the first to the second.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// How long a stop waits for a record that cannot be made: the row is then published again by the
-/// next leader.
-const LAST_ATTEMPTS: Duration = Duration::from_secs(5);
+/// Rows of one record.
+pub(crate) const BATCH: usize = 1000;
+/// Rows that somebody keeps locked are presented again after this: each time may wait for the lock.
+const LOCKED_AGAIN: Duration = Duration::from_secs(5);
 
-/// What an outcome means for its row; `None`: nobody knows, the row is to be published again.
-pub(crate) fn verdict(
-    spec: &TableSpec,
-    outcome: PublishOutcome,
-    retry_count: u32,
-) -> Option<Verdict> {
-    let failure = match outcome {
-        PublishOutcome::Confirmed => return Some(Verdict::Sent),
-        PublishOutcome::Unconfirmed => return None,
-        PublishOutcome::Nacked => Failure::retryable("nacked", "the broker refused it with a nack"),
-        PublishOutcome::Refused(failure) => failure,
-        PublishOutcome::Returned(why) => Failure {
-            class: match spec.on_unroutable {
-                OnUnroutable::Retry => FailureClass::Retryable,
-                OnUnroutable::Fail => FailureClass::Permanent,
-            },
-            code: "unroutable",
-            reason: why,
-        },
-    };
-    Some(Verdict::Failed {
-        failure,
-        retry_count,
-        message: None,
-    })
+/// What a kept record means for the row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptAs {
+    /// It is delivered.
+    Sent,
+    /// It was refused.
+    Failed,
 }
 
-/// The record of a row.
-pub(crate) fn outcome(row: &OutboxRow, verdict: Verdict) -> RowOutcome {
-    RowOutcome {
-        key: row.key.clone(),
-        aggregate: row.aggregate.clone(),
-        verdict,
+/// What was recorded.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Rows confirmed and recorded.
+    pub(crate) published: usize,
+    /// Rows whose failure was recorded.
+    pub(crate) failed: usize,
+    /// Rows that nobody needs to record any more.
+    pub(crate) gone: usize,
+}
+
+impl Tally {
+    pub(crate) fn settled(&self) -> usize {
+        self.published + self.failed + self.gone
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.published += other.published;
+        self.failed += other.failed;
+        self.gone += other.gone;
     }
 }
 
-/// Records until it is done: backs off while the database is away, and presents rows that
-/// somebody keeps locked again. Returns what was recorded, parallel to `outcomes`; rows that are
-/// still locked when `stop` has been asked for stay [`Recorded::Busy`].
-pub(crate) async fn record(
-    store: &Arc<dyn PollStore>,
-    observer: &Arc<dyn Observer>,
-    token: Option<&ClaimToken>,
-    outcomes: &[RowOutcome],
-    stop: &CancellationToken,
-) -> PortResult<Vec<Recorded>> {
-    let mut recorded = vec![Recorded::Busy; outcomes.len()];
-    let mut pause = BACKOFF.0;
-    loop {
-        let open: Vec<usize> = (0..outcomes.len())
-            .filter(|i| recorded[*i] == Recorded::Busy)
-            .collect();
-        if open.is_empty() {
-            break;
+/// One attempt to record, made.
+pub(crate) struct Attempt {
+    token: Option<ClaimToken>,
+    outcomes: Vec<RowOutcome>,
+    answer: PortResult<Vec<Recorded>>,
+}
+
+/// Makes one attempt.
+pub(crate) async fn attempt(
+    store: Arc<dyn PollStore>,
+    token: Option<ClaimToken>,
+    outcomes: Vec<RowOutcome>,
+) -> Attempt {
+    let answer = store.record(token.as_ref(), &outcomes).await;
+    Attempt {
+        token,
+        outcomes,
+        answer,
+    }
+}
+
+/// Records, and what could not be recorded yet.
+pub(crate) struct Recorder {
+    pub(crate) store: Arc<dyn PollStore>,
+    observer: Arc<dyn Observer>,
+    gate: Arc<dyn Gate>,
+    kept: HashMap<RowKey, (Option<ClaimToken>, RowOutcome)>,
+    /// The database was away at the last attempt: nothing is published before it answers.
+    away: Option<PortError>,
+    /// When rows that were locked are presented again.
+    again: Instant,
+}
+
+impl Recorder {
+    pub(crate) fn new(
+        store: Arc<dyn PollStore>,
+        observer: Arc<dyn Observer>,
+        gate: Arc<dyn Gate>,
+    ) -> Self {
+        Self {
+            store,
+            observer,
+            gate,
+            kept: HashMap::new(),
+            away: None,
+            again: Instant::now(),
         }
-        let present: Vec<RowOutcome> = open.iter().map(|i| outcomes[*i].clone()).collect();
-        match store.record(token, &present).await {
+    }
+
+    pub(crate) fn kept(&self, row: &RowKey) -> Option<KeptAs> {
+        let (_, outcome) = self.kept.get(row)?;
+        Some(match outcome.verdict {
+            Verdict::Sent => KeptAs::Sent,
+            Verdict::Failed { .. } | Verdict::Parked { .. } => KeptAs::Failed,
+        })
+    }
+
+    /// Rows whose record is not made.
+    pub(crate) fn backlog(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Whether the last attempt found the database away.
+    pub(crate) fn is_away(&self) -> bool {
+        self.away.is_some()
+    }
+
+    /// What to record again now.
+    pub(crate) fn due(&mut self) -> Option<(Option<ClaimToken>, Vec<RowOutcome>)> {
+        if self.kept.is_empty() || (self.away.is_none() && self.again > Instant::now()) {
+            return None;
+        }
+        let token = self.kept.values().next()?.0.clone();
+        let mut batch: Vec<RowKey> = self
+            .kept
+            .iter()
+            .filter(|(_, (t, _))| *t == token)
+            .map(|(key, _)| key.clone())
+            .collect();
+        batch.sort_unstable();
+        batch.truncate(BATCH);
+        let outcomes = batch.iter().filter_map(|key| self.kept.remove(key));
+        Some((token, outcomes.map(|(_, outcome)| outcome).collect()))
+    }
+
+    /// Records, or keeps the record for later.
+    pub(crate) async fn record(
+        &mut self,
+        token: Option<&ClaimToken>,
+        outcomes: Vec<RowOutcome>,
+    ) -> PortResult<Tally> {
+        let mut tally = Tally::default();
+        let mut outcomes = outcomes.into_iter().peekable();
+        while outcomes.peek().is_some() {
+            let batch = outcomes.by_ref().take(BATCH).collect();
+            let made = attempt(self.store.clone(), token.cloned(), batch).await;
+            tally.add(&self.made(made).await?);
+        }
+        Ok(tally)
+    }
+
+    /// Makes the records that were kept, once each. An error means that the database is away and
+    /// that nothing may be published.
+    pub(crate) async fn again(&mut self) -> PortResult<Tally> {
+        let mut tally = Tally::default();
+        let all = self.kept.len();
+        for _ in 0..=all {
+            let Some((token, outcomes)) = self.due() else {
+                break;
+            };
+            let made = attempt(self.store.clone(), token, outcomes).await;
+            let recorded = self.made(made).await?;
+            tally.add(&recorded);
+            if let Some(e) = &self.away {
+                return Err(PortError::new(e.disposition, e.operation.clone(), chain(e)));
+            }
+        }
+        Ok(tally)
+    }
+
+    /// Takes in what an attempt brought: settled rows leave the tail's holds, others are kept.
+    pub(crate) async fn made(&mut self, made: Attempt) -> PortResult<Tally> {
+        let Attempt {
+            token,
+            outcomes,
+            answer,
+        } = made;
+        let answers = match answer {
             Ok(answers) => {
-                for (i, answer) in open.into_iter().zip(answers) {
-                    recorded[i] = answer;
-                }
+                self.away = None;
+                answers
             }
             Err(e) if e.disposition == Disposition::Backoff => {
-                warn!(
-                    rows = present.len(),
+                debug!(
+                    rows = outcomes.len(),
                     error = chain(&e),
-                    "outcomes are not recorded yet"
+                    "outcomes are kept until the database is back"
                 );
-                if stop.is_cancelled() && pause >= BACKOFF.1 {
-                    return Err(e);
-                }
+                self.away = Some(e);
+                vec![Recorded::Busy; outcomes.len()]
             }
             Err(e) => return Err(e),
+        };
+        let (mut tally, mut done) = (Tally::default(), Vec::new());
+        for (outcome, answer) in outcomes.into_iter().zip(answers) {
+            match answer {
+                Recorded::Busy => {
+                    self.again = Instant::now() + LOCKED_AGAIN;
+                    self.kept
+                        .insert(outcome.key.clone(), (token.clone(), outcome));
+                    continue;
+                }
+                Recorded::Sent => tally.published += 1,
+                Recorded::WillRetry | Recorded::Failed => tally.failed += 1,
+                Recorded::Gone => tally.gone += 1,
+            }
+            self.observe(&outcome, answer);
+            done.push(HeldRow {
+                key: outcome.key,
+                aggregate: outcome.aggregate,
+            });
         }
-        if !recorded.contains(&Recorded::Busy) {
-            break;
+        if !done.is_empty() {
+            self.gate.done(&done).await;
         }
-        if stop.is_cancelled() && pause > LAST_ATTEMPTS / 2 {
-            break;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(BACKOFF.1);
+        Ok(tally)
     }
-    for (outcome, recorded) in outcomes.iter().zip(&recorded) {
-        observe(observer, outcome, *recorded);
+
+    fn observe(&self, outcome: &RowOutcome, recorded: Recorded) {
+        let table: TableIdx = outcome.key.table;
+        match (&outcome.verdict, recorded) {
+            (Verdict::Sent, Recorded::Sent) => self.observer.published(table, Path::Poller, None),
+            (Verdict::Failed { failure, .. }, Recorded::WillRetry | Recorded::Failed) => {
+                self.observer.failed(table, failure.class);
+            }
+            _ => {}
+        }
     }
-    Ok(recorded)
+
+    pub(crate) fn overtaken(&self, table: TableIdx, rows: u64) {
+        if rows > 0 {
+            self.observer.overtaken(table, rows);
+        }
+    }
+
+    /// Rows that go back unpublished.
+    pub(crate) async fn done(&self, rows: &[HeldRow]) {
+        if !rows.is_empty() {
+            self.gate.done(rows).await;
+        }
+    }
 }
 
-fn observe(observer: &Arc<dyn Observer>, outcome: &RowOutcome, recorded: Recorded) {
-    match (&outcome.verdict, recorded) {
-        (_, Recorded::Sent) => observer.published(outcome.key.table, Path::Poller, None),
-        (Verdict::Failed { failure, .. }, Recorded::WillRetry | Recorded::Failed) => {
-            observer.failed(outcome.key.table, failure.class);
-        }
-        _ => {}
+pub(crate) fn held(row: &OutboxRow) -> HeldRow {
+    HeldRow {
+        key: row.key.clone(),
+        aggregate: row.aggregate.clone(),
     }
 }

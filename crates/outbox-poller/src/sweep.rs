@@ -2,36 +2,39 @@
 //!
 //! Progress: pages in delivery order, the next one read while the broker answers for the last,
 //! outcomes recorded in batches beside both. No claims: this instance leads, records compare, and
-//! every write is fenced. Resumption: a sweep that ends early is begun again and finds what is
-//! still pending. Cancellation: reading and publishing stop, what has an answer is recorded.
+//! every write is fenced. Resumption: after the loss of a channel, and where rows waited for too
+//! long, reading begins again before the first row without a verdict, so that what was abandoned
+//! meanwhile is not published. Cancellation: reading and publishing stop, what has an answer is
+//! recorded.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod page;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use outbox_core::message::Message;
-use outbox_core::ports::{
-    Cursor, Generation, HeldRow, PortResult, PublishOutcome, Recorded, RowOutcome, Scan, Ticket,
-    Verdict,
-};
+use outbox_core::ports::{Generation, PortResult, Publisher, RowOutcome};
 use outbox_core::spec::{Ordering, TableSpec};
-use outbox_core::{Aggregate, OutboxRow};
+use outbox_core::{OutboxRow, TableIdx};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::{debug, info};
 
+use self::page::{Page, Pages, Reader, Suspects};
 use crate::config::{SweepConfig, SweepReport};
-use crate::deliver::Outlet;
-use crate::poller::{Poller, table_idx};
-use crate::record::{outcome, record, verdict};
+use crate::deliver::{DRAIN, FRESH, Outlet};
+use crate::flight::Flight;
+use crate::poller::{Poller, pause, table_idx};
+use crate::record::{Attempt, BATCH, KeptAs, attempt, held};
 
-/// Rows of one page, and of one record.
+/// Rows of one page.
 const PAGE: usize = 1000;
-/// Aggregates held by rows that wait; with more of them the sweep leaves the order to the passes.
-const HOLDING: usize = 100_000;
+/// Aggregates that are known beforehand to be held.
+const HOLDING: usize = 10_000;
+/// Aggregates of which a row was refused; with more of them the sweep leaves the rest to passes.
+const REFUSED: usize = 1_000_000;
 /// Outcomes wait at most this long for a batch to fill.
-const FLUSH: Duration = Duration::from_millis(50);
-/// How long a stopped sweep waits for the broker's last answers.
-const DRAIN: Duration = Duration::from_secs(5);
+const FLUSH: Duration = Duration::from_millis(30);
 
 /// Sweeps one table.
 pub(crate) async fn run(
@@ -44,345 +47,363 @@ pub(crate) async fn run(
     let Some(spec) = poller.tables.get(n) else {
         return Ok(SweepReport::default());
     };
-    if poller.handle.paused().is(table) {
+    let mut outlet = poller.outlet.lock().await;
+    if outlet.paused(table) {
         return Ok(SweepReport::default());
     }
-    let outlet = poller.outlet.lock().await;
-    let mut blocked = HashSet::new();
-    if let (Some(ledger), true) = (&poller.ledger, spec.ordering != Ordering::None) {
-        // Rows that wait for their retry: what stands behind them is not due either.
-        let holding = ledger.holding(table, HOLDING).await?;
-        blocked.extend(holding.into_iter().map(|(aggregate, _)| aggregate));
-    }
-    let mut sweep = Sweep::new(poller, &outlet, spec, config, stop.clone(), blocked);
-    sweep.drive(table).await?;
+    outlet.recorder.again().await?;
+    let suspects = suspects(poller, table, spec).await?;
+    let page = config
+        .rate
+        .and_then(|rate| usize::try_from(rate).ok())
+        .map_or(PAGE, |rate| rate.clamp(1, PAGE));
+    let reader = Reader {
+        store: poller.store.clone(),
+        gate: poller.gate.clone(),
+        table,
+        suspects: Arc::new(suspects),
+        limit: page,
+    };
+    let mut sweep = Sweep {
+        flight: Flight::new(spec.clone(), outlet.limits),
+        outlet: &mut outlet,
+        table,
+        stop,
+        reader,
+        pages: Pages::default(),
+        reading: None,
+        recording: None,
+        since: None,
+        generation: None,
+        exhausted: false,
+        ending: None,
+        errors: 0,
+        wait_until: None,
+        pace: config.rate.map(Pace::new),
+        report: SweepReport::default(),
+    };
+    sweep.drive().await?;
     Ok(sweep.report)
 }
 
-type Reading<'a> = BoxFuture<'a, PortResult<Vec<(Cursor, OutboxRow)>>>;
-type Recording<'a> = BoxFuture<'a, PortResult<Vec<Recorded>>>;
+/// Whose heads are to be looked at. Before the tail runs nobody else makes rows wait, and those
+/// that wait already are known at once; else any row may stand behind one that is not due.
+async fn suspects(poller: &Poller, table: TableIdx, spec: &TableSpec) -> PortResult<Suspects> {
+    if spec.ordering == Ordering::None {
+        return Ok(Suspects::Nobody);
+    }
+    let Some(ledger) = poller.ledger.as_ref().filter(|_| !poller.gate.tailing()) else {
+        return Ok(Suspects::Everybody);
+    };
+    let holding = ledger.holding(table, HOLDING).await?;
+    if holding.len() >= HOLDING {
+        return Ok(Suspects::Everybody);
+    }
+    Ok(Suspects::These(
+        holding
+            .into_iter()
+            .map(|(aggregate, _)| aggregate)
+            .collect(),
+    ))
+}
+
+/// Why a sweep ends early, and since when.
+#[derive(Clone, Copy)]
+struct Ending {
+    /// Answers are waited for until then; without it for as long as they take.
+    until: Option<Instant>,
+}
 
 struct Sweep<'a> {
-    poller: &'a Poller,
-    outlet: &'a Outlet,
-    spec: &'a TableSpec,
-    stop: CancellationToken,
-    /// Rows to publish, by their place in the sweep.
-    waiting: BTreeMap<u64, OutboxRow>,
-    in_flight: HashMap<Ticket, (u64, OutboxRow)>,
-    bytes: usize,
-    /// Rows of a lost channel, published again once all of its answers are in.
-    lost: BTreeMap<u64, OutboxRow>,
-    /// Aggregates of which something waits or was refused.
-    blocked: HashSet<Aggregate>,
-    busy: HashSet<Aggregate>,
-    outcomes: Vec<RowOutcome>,
+    flight: Flight,
+    outlet: &'a mut Outlet,
+    table: TableIdx,
+    stop: &'a CancellationToken,
+    reader: Reader,
+    pages: Pages,
+    reading: Option<BoxFuture<'static, PortResult<Page>>>,
+    recording: Option<BoxFuture<'static, Attempt>>,
+    /// When the oldest outcome that is not being recorded came.
     since: Option<Instant>,
-    held: Vec<HeldRow>,
-    next: u64,
     generation: Option<Generation>,
-    cursor: Option<Cursor>,
+    /// The last page was read.
     exhausted: bool,
+    ending: Option<Ending>,
+    /// Attempts in a row that found the database away, and the end of the pause after the last.
+    errors: u32,
+    wait_until: Option<Instant>,
     pace: Option<Pace>,
     report: SweepReport,
 }
 
-/// At most so many rows a second, with the allowance of a tenth of it at once.
+/// At most so many rows a second, with the allowance of a tenth of a second's at once.
 struct Pace {
-    rate: u32,
-    from: Instant,
-    sent: u64,
+    rate: f64,
+    /// Rows that may go now.
+    room: f64,
+    at: Instant,
 }
 
 impl Pace {
-    fn room(&self) -> usize {
-        let allowed = self
-            .from
-            .elapsed()
-            .as_secs_f64()
-            .mul_add(f64::from(self.rate), f64::from(self.rate) / 10.0);
-        let whole = Duration::try_from_secs_f64(allowed).map_or(u64::MAX, |d| d.as_secs());
-        usize::try_from(whole.saturating_sub(self.sent)).unwrap_or(usize::MAX)
+    fn new(rate: u32) -> Self {
+        Self {
+            rate: f64::from(rate.max(1)),
+            room: 0.0,
+            at: Instant::now(),
+        }
+    }
+
+    /// Rows that may go, out of at most `want`.
+    fn room(&mut self, want: usize) -> usize {
+        let now = Instant::now();
+        let earned = now.duration_since(self.at).as_secs_f64() * self.rate;
+        self.at = now;
+        self.room = (self.room + earned).min((self.rate / 10.0).max(1.0));
+        let mut room = 0;
+        while room < want && self.room >= 1.0 {
+            self.room -= 1.0;
+            room += 1;
+        }
+        room
     }
 }
 
-impl<'a> Sweep<'a> {
-    fn new(
-        poller: &'a Poller,
-        outlet: &'a Outlet,
-        spec: &'a TableSpec,
-        config: &SweepConfig,
-        stop: CancellationToken,
-        blocked: HashSet<Aggregate>,
-    ) -> Self {
-        Self {
-            poller,
-            outlet,
-            spec,
-            stop,
-            waiting: BTreeMap::new(),
-            in_flight: HashMap::new(),
-            bytes: 0,
-            lost: BTreeMap::new(),
-            blocked,
-            busy: HashSet::new(),
-            outcomes: Vec::new(),
-            since: None,
-            held: Vec::new(),
-            next: 0,
-            generation: None,
-            cursor: None,
-            exhausted: false,
-            pace: config.rate.map(|rate| Pace {
-                rate,
-                from: Instant::now(),
-                sent: 0,
-            }),
-            report: SweepReport::default(),
-        }
-    }
-
-    async fn drive(&mut self, table: outbox_core::TableIdx) -> PortResult<()> {
-        let (poller, outlet) = (self.poller, self.outlet);
-        let mut reading: Option<Reading<'a>> = None;
-        let mut recording: Option<(Vec<RowOutcome>, Recording<'a>)> = None;
-        let mut drain: Option<Instant> = None;
+impl Sweep<'_> {
+    async fn drive(&mut self) -> PortResult<()> {
         loop {
-            let stopping = self.stop.is_cancelled() || poller.handle.paused().is(table);
-            if stopping {
-                drain.get_or_insert_with(|| Instant::now() + DRAIN);
-                self.waiting.clear();
-                self.lost.clear();
-                self.exhausted = true;
-                reading = None;
-            }
-            if reading.is_none() && !self.exhausted && self.waiting.len() < PAGE {
-                let scan = Scan::Pending {
-                    after: self.cursor.clone(),
-                };
-                reading = Some(Box::pin(async move {
-                    poller.store.scan(table, &scan, PAGE).await
-                }));
-            }
-            self.submit();
-            let full = self.outcomes.len() >= PAGE;
-            let aged =
-                self.since.is_some_and(|at| at.elapsed() >= FLUSH) || self.in_flight.is_empty();
-            if recording.is_none() && !self.outcomes.is_empty() && (full || aged) {
-                let batch: Vec<RowOutcome> = self
-                    .outcomes
-                    .drain(..self.outcomes.len().min(PAGE))
-                    .collect();
-                self.since = (!self.outcomes.is_empty()).then(Instant::now);
-                let (rows, stop) = (batch.clone(), self.stop.clone());
-                let work = async move {
-                    record(&outlet.store, &outlet.observer, None, &rows, &stop).await
-                };
-                recording = Some((batch, Box::pin(work)));
-            }
-            let idle = self.waiting.is_empty() && self.lost.is_empty() && self.in_flight.is_empty();
-            if self.exhausted
-                && reading.is_none()
-                && recording.is_none()
-                && idle
-                && self.outcomes.is_empty()
-            {
+            self.check();
+            self.turn_back().await;
+            self.read();
+            self.publish();
+            self.free_skipped().await;
+            self.record();
+            if self.is_done() {
+                self.report.complete = self.ending.is_none();
                 return Ok(());
             }
-            if drain.is_some_and(|at| Instant::now() > at) && recording.is_none() {
-                return Ok(());
-            }
-            let wants_channel = self.in_flight.is_empty()
-                && self.generation.is_none()
-                && !(self.waiting.is_empty() && self.lost.is_empty());
-            let timer = self.since.map_or(FLUSH, |at| {
-                (at + FLUSH).saturating_duration_since(Instant::now())
-            });
-            tokio::select! {
-                biased;
-                answers = outlet.publisher.outcomes(), if !self.in_flight.is_empty() => self.answers(answers),
-                done = poll_recording(&mut recording), if recording.is_some() => {
-                    let (batch, recorded) = done?;
-                    self.recorded(&batch, &recorded).await;
-                }
-                page = poll_reading(&mut reading), if reading.is_some() => self.page(page?).await,
-                generation = outlet.publisher.ready(), if wants_channel => self.generation = Some(generation),
-                () = self.stop.cancelled(), if !stopping => {}
-                () = tokio::time::sleep(timer.max(Duration::from_millis(5))) => {}
-            }
+            self.step().await?;
         }
     }
 
-    /// Takes a page: its rows wait for their turn, unless the tail has them or their aggregate.
-    async fn page(&mut self, page: Vec<(Cursor, OutboxRow)>) {
-        // Only an empty page is the end: a page of large messages ends early.
-        let Some((cursor, _)) = page.last() else {
+    /// Whether to go on.
+    fn check(&mut self) {
+        let now = Instant::now();
+        if self.ending.is_none() {
+            let broken = self.outlet.breaker(self.table).is_some_and(|b| b.is_open());
+            if self.stop.is_cancelled() {
+                self.ending = Some(Ending {
+                    until: Some(now + DRAIN),
+                });
+            } else if broken
+                || self.outlet.paused(self.table)
+                || self.flight.blocked.len() >= REFUSED
+            {
+                info!(
+                    table = self.table.0,
+                    "the sweep ends early; passes deliver the rest"
+                );
+                self.ending = Some(Ending { until: None });
+            }
+        } else if let Some(ending) = &mut self.ending
+            && self.stop.is_cancelled()
+        {
+            ending.until.get_or_insert(now + DRAIN);
+        }
+        let waits = self.flight.first_loaded();
+        let stale = waits.is_some_and(|place| self.pages.age(place) > FRESH);
+        self.flight.over |= self.ending.is_some() || stale;
+    }
+
+    /// Once a flight is over and everything about it is known and recorded: gives its rows back
+    /// and reads them again.
+    async fn turn_back(&mut self) {
+        if !self.flight.over {
+            return;
+        }
+        self.reading = None;
+        let open =
+            self.flight.out() > 0 || !self.flight.outcomes.is_empty() || self.recording.is_some();
+        if open {
+            return;
+        }
+        let back = self.flight.give_back();
+        if let Some((first, _)) = back.first() {
+            self.pages.turn_back(*first);
+            self.exhausted = false;
+        }
+        let rows: Vec<OutboxRow> = back.into_iter().map(|(_, row)| row).collect();
+        self.done(&rows).await;
+        self.exhausted |= self.ending.is_some();
+        self.generation = None;
+        self.flight.over = false;
+    }
+
+    fn read(&mut self) {
+        let room = self.flight.loaded() < self.reader.limit
+            && self.outlet.recorder.backlog() < self.outlet.limits.rows;
+        if room && !self.flight.over && !self.exhausted && self.reading.is_none() {
+            self.pages.forget_before(self.flight.first());
+            let reader = self.reader.clone();
+            let after = self.pages.cursor.clone();
+            self.reading = Some(Box::pin(reader.read(after)));
+        }
+    }
+
+    fn publish(&mut self) {
+        let Some(generation) = self.generation else {
+            return;
+        };
+        if self.outlet.recorder.is_away() {
+            return; // what cannot be recorded is not to pile up
+        }
+        let loaded = self.flight.loaded();
+        let room = self.pace.as_mut().map_or(usize::MAX, |p| p.room(loaded));
+        if room > 0 {
+            self.outlet.submit(&mut self.flight, generation, room);
+        }
+    }
+
+    /// Rows behind a refused one stay in the table.
+    async fn free_skipped(&mut self) {
+        let skipped = self.flight.skipped();
+        self.done(&skipped).await;
+    }
+
+    fn record(&mut self) {
+        if !self.flight.outcomes.is_empty() {
+            self.since.get_or_insert_with(Instant::now);
+        }
+        let waits = self.wait_until.is_some_and(|at| at > Instant::now());
+        if self.recording.is_some() || waits {
+            return;
+        }
+        let store = self.outlet.recorder.store.clone();
+        if let Some((token, kept)) = self.outlet.recorder.due() {
+            self.recording = Some(Box::pin(attempt(store, token, kept)));
+            return;
+        }
+        let count = self.flight.outcomes.len();
+        let aged = self.since.is_some_and(|at| at.elapsed() >= FLUSH);
+        if count >= BATCH || (count > 0 && (aged || self.flight.out() == 0)) {
+            let batch: Vec<RowOutcome> = self.flight.outcomes.drain(..count.min(BATCH)).collect();
+            self.since = (count > BATCH).then(Instant::now);
+            self.recording = Some(Box::pin(attempt(store, None, batch)));
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        let settled = self.exhausted
+            && self.reading.is_none()
+            && self.recording.is_none()
+            && self.flight.loaded() == 0
+            && self.flight.out() == 0
+            && self.flight.outcomes.is_empty()
+            && !self.outlet.recorder.is_away();
+        let late = self.ending.and_then(|e| e.until);
+        settled || late.is_some_and(|at| Instant::now() >= at)
+    }
+
+    /// Waits for whatever comes next.
+    async fn step(&mut self) -> PortResult<()> {
+        let publisher: Arc<dyn Publisher> = self.outlet.publisher.clone();
+        let idle = self.flight.out() == 0 && !self.flight.over;
+        let wants_channel = self.generation.is_none() && idle && self.flight.loaded() > 0;
+        let tick = tokio::time::sleep(self.tick());
+        let stopping = self.stop.is_cancelled();
+        tokio::select! {
+            biased;
+            answers = publisher.outcomes(), if self.flight.out() > 0 => {
+                self.outlet.answers(self.table, &mut self.flight, answers);
+            }
+            made = wait(&mut self.recording), if self.recording.is_some() => {
+                self.recording = None;
+                self.recorded(made).await?;
+            }
+            page = wait(&mut self.reading), if self.reading.is_some() => {
+                self.reading = None;
+                self.page(page?).await;
+            }
+            generation = publisher.ready(), if wants_channel => self.generation = Some(generation),
+            () = self.stop.cancelled(), if !stopping => {}
+            () = tick => {}
+        }
+        Ok(())
+    }
+
+    /// When something may be due that nobody tells us: a flush, the pace, a pause, a row that
+    /// waited for too long.
+    fn tick(&self) -> Duration {
+        if self.pace.is_some() && self.flight.loaded() > 0 {
+            return Duration::from_millis(10);
+        }
+        match self.since {
+            Some(_) if self.recording.is_none() => FLUSH,
+            _ => Duration::from_millis(100),
+        }
+    }
+
+    async fn recorded(&mut self, made: Attempt) -> PortResult<()> {
+        let tally = self.outlet.recorder.made(made).await?;
+        self.report.published += tally.published as u64;
+        self.report.failed += tally.failed as u64;
+        if self.outlet.recorder.is_away() {
+            self.wait_until = Some(Instant::now() + pause(self.errors));
+            self.errors = self.errors.saturating_add(1);
+        } else {
+            (self.errors, self.wait_until) = (0, None);
+        }
+        Ok(())
+    }
+
+    /// Takes a page: its rows wait for their turn, unless the tail has them or their aggregate, or
+    /// stand behind a row that is not due.
+    async fn page(&mut self, page: Page) {
+        // A page of large messages ends early: only an empty one is the end.
+        if page.rows.is_empty() {
             self.exhausted = true;
             return;
-        };
-        self.cursor = Some(cursor.clone());
-        let rows: Vec<OutboxRow> = page.into_iter().map(|(_, row)| row).collect();
-        let granted = if self.poller.gate.tailing() {
-            let held: Vec<HeldRow> = rows.iter().map(held).collect();
-            let granted = self.poller.gate.hold(&held).await;
-            self.held.extend(held);
-            granted
-        } else {
-            vec![true; rows.len()]
-        };
-        let mut free = Vec::new();
-        for (row, granted) in rows.into_iter().zip(granted) {
-            let ordered = self.spec.ordering != Ordering::None;
-            if granted && !(ordered && self.blocked.contains(&row.aggregate)) {
-                self.waiting.insert(self.next, row);
-                self.next += 1;
+        }
+        self.pages.begin(&page, self.flight.next_place());
+        for (aggregate, head) in &page.heads {
+            // A head that is not ready, or that this sweep has passed: it became due behind it.
+            if !head.ready || !self.pages.contains(&head.key) {
+                self.flight.blocked.insert(aggregate);
+            }
+        }
+        let mut back = Vec::new();
+        for (row, granted) in page.rows {
+            let kept = self.outlet.recorder.kept(&row.key);
+            if kept == Some(KeptAs::Sent) {
+                continue;
+            }
+            if kept.is_some() || !granted {
+                if self.flight.is_ordered() {
+                    self.flight.blocked.insert(&row.aggregate);
+                }
+                back.push(row);
             } else {
-                if ordered {
-                    self.blocked.insert(row.aggregate.clone());
-                }
-                free.push(held(&row));
+                back.extend(self.flight.push(row));
             }
         }
-        self.done(free).await;
+        debug!(table = self.table.0, left = back.len(), "a page was read");
+        self.done(&back).await;
     }
 
-    /// Hands over what fits.
-    fn submit(&mut self) {
-        if self.in_flight.is_empty() && !self.lost.is_empty() {
-            // Every answer of the lost channel is in: again, in order.
-            let mut lost = std::mem::take(&mut self.lost);
-            self.waiting.append(&mut lost);
-        }
-        let Some(generation) = self.generation.filter(|_| self.lost.is_empty()) else {
-            return;
-        };
-        let mut room = self.pace.as_ref().map_or(usize::MAX, Pace::room);
-        let mut messages: Vec<(Ticket, Message)> = Vec::new();
-        let mut later = BTreeMap::new();
-        while room > 0
-            && self.in_flight.len() < self.outlet.max_rows
-            && (self.bytes < self.outlet.max_bytes || self.in_flight.is_empty())
-            && let Some((place, row)) = self.waiting.pop_first()
-        {
-            if self.spec.ordering != Ordering::None && self.blocked.contains(&row.aggregate) {
-                continue;
-            }
-            if self.spec.ordering == Ordering::Strict && self.busy.contains(&row.aggregate) {
-                later.insert(place, row);
-                // Bounded: a page of one aggregate is looked through once per answer.
-                if later.len() >= PAGE {
-                    break;
-                }
-                continue;
-            }
-            match row.message.clone() {
-                Err(failure) => {
-                    let retry_count = row.state.retry_count;
-                    self.note(outcome(
-                        &row,
-                        Verdict::Failed {
-                            failure,
-                            retry_count,
-                            message: None,
-                        },
-                    ));
-                }
-                Ok(message) => {
-                    let ticket = self.outlet.ticket();
-                    self.bytes += message.weight();
-                    if self.spec.ordering == Ordering::Strict {
-                        self.busy.insert(row.aggregate.clone());
-                    }
-                    self.in_flight.insert(ticket, (place, row));
-                    messages.push((ticket, message));
-                    room -= 1;
-                }
-            }
-        }
-        self.waiting.append(&mut later);
-        if !messages.is_empty() {
-            if let Some(pace) = &mut self.pace {
-                pace.sent += messages.len() as u64;
-            }
-            self.outlet.publisher.submit(generation, messages);
-        }
-    }
-
-    fn answers(&mut self, answers: Vec<(Ticket, PublishOutcome)>) {
-        for (ticket, answer) in answers {
-            let Some((place, row)) = self.in_flight.remove(&ticket) else {
-                continue;
-            };
-            self.bytes = self
-                .bytes
-                .saturating_sub(row.message.as_ref().map_or(0, Message::weight));
-            self.busy.remove(&row.aggregate);
-            match verdict(self.spec, answer, row.state.retry_count) {
-                None => {
-                    self.generation = None;
-                    self.lost.insert(place, row);
-                }
-                Some(verdict) => {
-                    if let Verdict::Failed { .. } = verdict {
-                        self.blocked.insert(row.aggregate.clone());
-                    }
-                    self.note(outcome(&row, verdict));
-                }
-            }
-        }
-    }
-
-    fn note(&mut self, outcome: RowOutcome) {
-        self.outcomes.push(outcome);
-        self.since.get_or_insert_with(Instant::now);
-    }
-
-    async fn recorded(&mut self, batch: &[RowOutcome], recorded: &[Recorded]) {
-        for recorded in recorded {
-            match recorded {
-                Recorded::Sent => self.report.published += 1,
-                Recorded::WillRetry | Recorded::Failed => self.report.failed += 1,
-                Recorded::Gone | Recorded::Busy => {}
-            }
-        }
-        let rows = batch.iter().map(|o| HeldRow {
-            key: o.key.clone(),
-            aggregate: o.aggregate.clone(),
-        });
-        self.done(rows.collect()).await;
-    }
-
-    /// Gives rows back to the tail's order, where they were held.
-    async fn done(&mut self, rows: Vec<HeldRow>) {
-        if !self.held.is_empty() && !rows.is_empty() {
-            self.poller.gate.done(&rows).await;
-        }
+    /// Gives rows back to the tail's order.
+    async fn done(&mut self, rows: &[OutboxRow]) {
+        let rows: Vec<_> = rows
+            .iter()
+            .filter(|row| self.outlet.recorder.kept(&row.key).is_none())
+            .map(held)
+            .collect();
+        self.outlet.recorder.done(&rows).await;
     }
 }
 
-fn held(row: &OutboxRow) -> HeldRow {
-    HeldRow {
-        key: row.key.clone(),
-        aggregate: row.aggregate.clone(),
+/// The result of work that is under way. The caller takes the work away then.
+async fn wait<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
     }
-}
-
-async fn poll_reading(reading: &mut Option<Reading<'_>>) -> PortResult<Vec<(Cursor, OutboxRow)>> {
-    let Some(running) = reading else {
-        return std::future::pending().await;
-    };
-    let done = running.await;
-    *reading = None;
-    done
-}
-
-async fn poll_recording(
-    recording: &mut Option<(Vec<RowOutcome>, Recording<'_>)>,
-) -> PortResult<(Vec<RowOutcome>, Vec<Recorded>)> {
-    let Some((_, running)) = recording else {
-        return std::future::pending().await;
-    };
-    let done = running.await;
-    let batch = recording.take().map(|(batch, _)| batch).unwrap_or_default();
-    Ok((batch, done?))
 }
