@@ -1,6 +1,7 @@
 //! Steers what a leader runs; there while this instance leads.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use outbox_core::TableIdx;
 use outbox_core::spec::TableSpec;
@@ -16,6 +17,8 @@ pub struct Control {
     pub poller: PollerHandle,
     /// The tables, by index.
     pub tables: Arc<[Arc<TableSpec>]>,
+    /// How long the tailed server keeps its binlog; `None`: for ever, or unknown.
+    pub binlog_kept: Option<Duration>,
 }
 
 impl Control {

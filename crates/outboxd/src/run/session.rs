@@ -112,6 +112,7 @@ struct Delivery {
     ledger: Arc<dyn outbox_core::ports::Ledger>,
     layouts: Arc<TableLayouts>,
     stream: StreamConfig,
+    binlog_kept: Option<Duration>,
 }
 
 async fn deliver(
@@ -154,7 +155,12 @@ async fn deliver(
     );
     let ledger: Arc<dyn outbox_core::ports::Ledger> = Arc::new(ledger);
     let poller = poller.with_ledger(ledger.clone());
+    let stream_config = servers::stream(config, daemon.db.schema(), zone_offset);
+    // For a metric only: a server that does not answer now is the tail's matter.
+    let facts = stream::probe(&stream_config).await.ok();
+    let kept = facts.and_then(|f| f.expire_logs_seconds).filter(|s| *s > 0);
     let delivery = Arc::new(Delivery {
+        binlog_kept: kept.map(Duration::from_secs),
         tables: specs,
         positions: PositionStore::new(daemon.db.clone(), name.clone()),
         poller: Arc::new(poller),
@@ -167,7 +173,7 @@ async fn deliver(
             name,
             tables.iter().map(|t| t.spec.clone()).collect(),
         )),
-        stream: servers::stream(config, daemon.db.schema(), zone_offset),
+        stream: stream_config,
     });
     daemon.control.set(Some(delivery.control(None)));
     // Before anything is published.
@@ -264,6 +270,7 @@ impl Delivery {
             relay,
             poller: self.poller_handle.clone(),
             tables: self.tables.clone().into(),
+            binlog_kept: self.binlog_kept,
         }
     }
 

@@ -32,6 +32,11 @@ pub async fn run(daemon: Arc<Daemon>, stop: CancellationToken) -> anyhow::Result
         let Some(control) = daemon.control.get() else {
             continue;
         };
+        if let (Some(kept), Some(relay)) = (control.binlog_kept, &control.relay) {
+            let behind = relay.status().lag + daemon.meters.checkpoint_age().unwrap_or_default();
+            metrics::gauge!("outboxd_binlog_retention_left_seconds")
+                .set(kept.saturating_sub(behind).as_secs_f64());
+        }
         for (spec, stuck) in control.tables.iter().zip(control.poller.stuck()) {
             metrics::gauge!("outboxd_stuck_rows", "table" => spec.full_name()).set(float(stuck));
         }
