@@ -27,6 +27,8 @@ pub(crate) struct Access {
     pub(crate) by_status: String,
     /// The same for rows of one aggregate; `None` where no index leads to them.
     pub(crate) by_aggregate: Option<String>,
+    /// The columns that lead that index, as far as rows of one aggregate and status share them.
+    shared: Vec<String>,
     /// The same for sent rows by `updated_at`.
     pub(crate) by_settled: Option<String>,
 }
@@ -178,9 +180,19 @@ impl Access {
             (Some(status), Some(updated)) => indexes.iter().find(|i| i.leads(&[status, updated])),
             _ => None,
         };
+        let aggregate = aggregate_index(table, &indexes);
+        let all = aggregate.map_or(&[][..], |i| &i.columns);
+        let shared = all.iter().take_while(|c| {
+            let is =
+                |name: &Option<String>| name.as_ref().is_some_and(|n| n.eq_ignore_ascii_case(c));
+            is(&columns.aggregate_type)
+                || is(&columns.status)
+                || columns.aggregate_id.eq_ignore_ascii_case(c)
+        });
         Ok(Self {
             by_status: status_index(table, &indexes).map_or_else(String::new, force),
-            by_aggregate: aggregate_index(table, &indexes).map(force),
+            by_aggregate: aggregate.map(force),
+            shared: shared.cloned().collect(),
             by_settled: settled.map(force),
         })
     }
@@ -342,13 +354,17 @@ impl Terms<'_> {
         }
         let same = |column: &String| {
             let c = sql::quote(column);
-            format!("e.{c} <=> {a}.{c} AND ")
+            format!("e.{c} = {a}.{c} AND ")
         };
         let kind = spec.columns.aggregate_type.as_ref();
+        // Said in full, columns that are all the same included: by the key alone the server sorts
+        // what the index has in order.
+        let shared = self.access.shared.iter();
+        let shared: String = shared.map(|c| format!("e.{}, ", sql::quote(c))).collect();
         let first = |status| {
             format!(
                 "COALESCE((SELECT {} FROM {} e {index} WHERE {}{}{} AND {} AND NOT {} \
-                 ORDER BY {} LIMIT 1), TRUE)",
+                 ORDER BY {shared}{} LIMIT 1), TRUE)",
                 self.ready("e"),
                 self.table.name,
                 kind.map_or(String::new(), same),
