@@ -7,6 +7,7 @@
 //! A table without `locked_by` and `locked_until` cannot hold a claim: there, being the lease's
 //! holder is the only protection, and write-backs compare the row with pending instead.
 
+pub(crate) mod indexes;
 mod scans;
 pub(crate) mod terms;
 

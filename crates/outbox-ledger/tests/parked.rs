@@ -256,7 +256,7 @@ async fn lives(server: World) -> Result<()> {
         store.record(Some(&token), &[three]).await?,
         [Recorded::Gone]
     );
-    let (token, _) = store.claim(T0, &[five.key.clone()]).await?;
+    let (token, _) = store.claim(T0, std::slice::from_ref(&five.key)).await?;
     sql("UPDATE outboxd_parked SET updated_at = UTC_TIMESTAMP(6) - INTERVAL 1 HOUR WHERE status = 3").await?;
     let report = store
         .patrol(T0, Duration::from_secs(60), Duration::from_secs(60))

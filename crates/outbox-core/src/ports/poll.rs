@@ -63,7 +63,9 @@ pub struct StuckReport {
 /// epoch as well as by the claim.
 #[async_trait]
 pub trait PollStore: Send + Sync {
-    /// Candidates in delivery order, at most `limit`. Its cost follows the rows it returns.
+    /// Candidates in delivery order, at most `limit`; fewer where messages are large, so that only
+    /// an empty page is the end. `Due` and `LeftBehind` leave out rows whose aggregate's first
+    /// row still waits, where an index makes that cheap. Its cost follows the rows it returns.
     async fn scan(
         &self,
         table: TableIdx,
@@ -72,8 +74,9 @@ pub trait PollStore: Send + Sync {
     ) -> PortResult<Vec<(Cursor, OutboxRow)>>;
 
     /// For each aggregate: its rows that are neither final nor (unless `failed_blocks_aggregate`)
-    /// failed, in delivery order, at most `limit` for each. A row's `state` says whether it is
-    /// due; `ready` is true where it may be claimed now by the database's clock.
+    /// failed, in delivery order, at most `limit` for each, but for never-attempted rows that are
+    /// delayed, which are outside the order. `ready` is true where a row may be claimed now by
+    /// the database's clock.
     async fn unsettled(
         &self,
         table: TableIdx,

@@ -12,7 +12,8 @@ use sqlx::{MySqlConnection, Row};
 
 use super::Checks;
 use super::account::allowed;
-use crate::claims::terms::{aggregate_index, by_created, indexes, status_index};
+use crate::claims::indexes::{aggregate_index, indexes, status_index};
+use crate::claims::terms::by_created;
 use crate::connect::{Db, Family};
 use crate::error::{DbError, DbResult};
 use crate::layouts::{read_layout, text};

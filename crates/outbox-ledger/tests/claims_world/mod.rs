@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use outbox_core::failure::Failure;
-use outbox_core::ports::{PollStore, RowOutcome, Verdict};
+use outbox_core::ports::{ClaimToken, PollStore, RowOutcome, Scan, Verdict};
 use outbox_core::retry::RetryPolicy;
 use outbox_core::row::{Aggregate, OutboxRow, RowId, RowKey, TableIdx};
 use outbox_core::spec::{ColumnNames, OnSent, OnUnroutable, Ordering, TableSpec, Tracking};
@@ -191,7 +191,19 @@ pub fn ids<'a>(rows: impl IntoIterator<Item = &'a OutboxRow>) -> Vec<String> {
 }
 
 /// The ids that a scan finds.
-pub async fn found(store: &PollLedger, scan: &outbox_core::ports::Scan) -> Result<Vec<String>> {
+pub async fn found(store: &PollLedger, scan: &Scan) -> Result<Vec<String>> {
     let rows = store.scan(T0, scan, 100).await?;
     Ok(ids(rows.iter().map(|(_, row)| row)))
+}
+
+pub const LEFT_BEHIND: Scan = Scan::LeftBehind {
+    min_age: Duration::ZERO,
+};
+
+pub async fn claim_all(store: &PollLedger, scan: &Scan) -> Result<(ClaimToken, Vec<OutboxRow>)> {
+    let rows = store.scan(T0, scan, 100).await?;
+    let keys: Vec<RowKey> = rows.iter().map(|(_, r)| r.key.clone()).collect();
+    let (token, ours) = store.claim(T0, &keys).await?;
+    let rows = rows.into_iter().map(|(_, r)| r);
+    Ok((token, rows.filter(|r| ours.contains(&r.key)).collect()))
 }
