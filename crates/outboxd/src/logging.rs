@@ -46,9 +46,23 @@ pub fn init(log: &Log) -> LevelHandle {
     LevelHandle(handle)
 }
 
+/// Levels, or `target=level`, separated by commas. The library alone takes any word for a target.
+pub fn is_level(text: &str) -> bool {
+    text.split(',').all(|part| {
+        let level = part.split_once('=').map_or(part, |(_, level)| level);
+        level
+            .trim()
+            .parse::<tracing::level_filters::LevelFilter>()
+            .is_ok()
+    })
+}
+
 /// The level's directives, with the noisy targets off. Libraries are heard from `warn` on unless
 /// named, because at `debug` they print what they send.
 fn targets(level: &str) -> Option<Targets> {
+    if !is_level(level) {
+        return None;
+    }
     let asked: Targets = level.parse().ok()?;
     let mut all = Targets::new();
     let plain = !level.contains('=');

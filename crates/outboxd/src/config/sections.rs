@@ -498,10 +498,7 @@ fn log(mut r: Reader<'_>) -> Log {
     );
     let help = "error, warn, info, debug, trace, or directives such as info,outbox_tail=debug";
     let level = r.text("level", "info", help);
-    if level
-        .parse::<tracing_subscriber::filter::Targets>()
-        .is_err()
-    {
+    if !crate::logging::is_level(&level) {
         r.mistake("level", format_args!("\"{level}\" is not allowed: {help}"));
     }
     r.finish();

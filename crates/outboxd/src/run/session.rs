@@ -127,10 +127,13 @@ async fn deliver(
     let zone_offset = zone::offset(&daemon.db).await?;
     let mut crew = Crew::new(stop.child_token());
     let parts = crew.token();
+    // The publishers outlive those who publish: a drain still takes the broker's answers.
+    let publishers = CancellationToken::new();
+    let publishing = Arc::new(publishers.clone().drop_guard());
     let (tail_publisher, driver) = RabbitPublisher::new(servers::broker(config, "tail"));
-    crew.vital("tail publisher", run_driver(driver, parts.clone()));
+    crew.vital("tail publisher", run_driver(driver, publishers.clone()));
     let (poll_publisher, driver) = RabbitPublisher::new(servers::broker(config, "poller"));
-    crew.vital("poller publisher", run_driver(driver, parts.clone()));
+    crew.vital("poller publisher", run_driver(driver, publishers));
     let ledger = outbox_ledger::settle::TailLedger::new(
         daemon.db.clone(),
         epoch.clone(),
@@ -199,7 +202,9 @@ async fn deliver(
             daemon
                 .health
                 .change(|h| h.tail = Part::good("off by configuration"));
+            let publishing = publishing.clone();
             crew.vital("poller", async move {
+                let _publishing = publishing;
                 Ok(poller.run(stop).await.map_err(SessionError::from)?)
             });
         }
@@ -211,10 +216,13 @@ async fn deliver(
             delivery.clone(),
             parts.clone(),
         );
+        let publishing = publishing.clone();
         crew.vital("tail", async move {
+            let _publishing = publishing;
             Ok(tail(&daemon, &epoch, &delivery, &stop).await?)
         });
     }
+    drop(publishing);
     crew.join(DRAIN)
         .await
         .map_err(|e| match e.downcast::<SessionError>() {
