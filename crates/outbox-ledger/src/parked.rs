@@ -342,7 +342,10 @@ pub(crate) fn unprint_binary(printed: &str) -> Option<Vec<u8>> {
         .filter(|c| *c != '-')
         .map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok()))
         .collect::<Option<_>>()?;
-    digits.len().is_multiple_of(2).then(|| digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
+    digits
+        .len()
+        .is_multiple_of(2)
+        .then(|| digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
 }
 
 /// How this table stores a status: by the default numbers.

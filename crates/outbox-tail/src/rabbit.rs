@@ -1,12 +1,12 @@
 //! The RabbitMQ publisher: persistent, mandatory, confirmed, pipelined.
 //!
 //! How progress is made: [`Driver::run`] holds one connection with one channel in confirm mode,
-//! hands submitted messages to it in order, and settles them from their confirms ([`confirms`]).
+//! hands submitted messages to it in order, and settles them from their confirms (`confirms`).
 //!
 //! How it resumes: any error retires connection and channel together. What has no outcome yet
 //! becomes `Unconfirmed`, the generation moves on, and a fresh connection is opened after a
 //! jittered backoff; lapin's own recovery is never used. Messages that the broker punishes with
-//! the connection are tried one at a time over a connection of their own ([`quarantine`]), so
+//! the connection are tried one at a time over a connection of their own (`quarantine`), so
 //! that only the guilty one is charged.
 //!
 //! What cancellation does: messages without outcome become `Unconfirmed`, the connection is

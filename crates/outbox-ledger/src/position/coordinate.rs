@@ -48,7 +48,10 @@ async fn binary_log_status(conn: &mut MySqlConnection) -> DbResult<Option<MySqlR
 /// What a file position is bound to: `@@server_uuid`, which follows the data directory. MariaDB
 /// has none; its `@@server_uid` follows machine and port where the version has it, else the
 /// server's id, host name and port have to do.
-pub(super) async fn server_identity(conn: &mut MySqlConnection, family: Family) -> DbResult<String> {
+pub(super) async fn server_identity(
+    conn: &mut MySqlConnection,
+    family: Family,
+) -> DbResult<String> {
     if family == Family::MySql {
         return text(&conn.fetch_one("SELECT @@server_uuid").await?, 0);
     }
