@@ -146,6 +146,9 @@ mod tests {
         let mut builder = X509Builder::new().unwrap();
         builder.set_pubkey(&key).unwrap();
         builder
+            .set_not_before(&Asn1Time::days_from_now(0).unwrap())
+            .unwrap();
+        builder
             .set_not_after(&Asn1Time::days_from_now(1).unwrap())
             .unwrap();
         builder.sign(&key, MessageDigest::sha256()).unwrap();

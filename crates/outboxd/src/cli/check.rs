@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Runs every check; no when one fails.
 pub async fn run(config: &Config, db: &Db, as_json: bool) -> anyhow::Result<ExitCode> {
     let mut checks = preflight::check(db, &config.name, &config.outbox).await?;
+    if let Some(replica) = servers::replica_database(config)? {
+        checks.extend(preflight::check_replica(&replica, &config.outbox).await?);
+        replica.close().await;
+    }
     checks.push(broker(config).await?);
     let failed = checks.iter().any(|c| c.level == Level::Fail);
     if as_json {

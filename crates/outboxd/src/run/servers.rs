@@ -23,6 +23,14 @@ pub fn application_database(config: &Config) -> DbResult<Db> {
     database_at(config, ledger_url(&config.mysql.url), false)
 }
 
+/// A pool on the server that is tailed, where that is another one.
+pub fn replica_database(config: &Config) -> DbResult<Option<Db>> {
+    let Some(url) = &config.mysql.replica_url else {
+        return Ok(None);
+    };
+    database_at(config, ledger::UrlSource::Value(url.clone()), true).map(Some)
+}
+
 fn database_at(config: &Config, url: ledger::UrlSource, minimal_images: bool) -> DbResult<Db> {
     let tls = &config.mysql.tls;
     Db::new(DbConfig {
