@@ -25,6 +25,9 @@ use crate::group::{Source, StreamItem};
 
 /// How often progress without rows is told.
 const PROGRESS: Duration = Duration::from_millis(200);
+/// A reader that stays away for longer has paused, and hears nothing meanwhile. One that reads comes
+/// back more often: its call for the next event is dropped and made again whenever something else happens.
+const PAUSE: Duration = Duration::from_secs(2);
 /// How long reading waits for a layout: what is read without it is left to the table.
 const LAYOUT_LIMIT: Duration = Duration::from_secs(3);
 /// How long after a failure a layout is asked for again.
@@ -51,6 +54,9 @@ pub struct BinlogSource {
     asking: Option<AbortOnDropHandle<Asked>>,
     layouts_failed: Option<Instant>,
     heard: Instant,
+    /// Since when somebody wants events without a pause, and when they were last asked for.
+    reading_since: Instant,
+    asked: Option<Instant>,
     told: Instant,
     /// Nothing but the dump's own preface was read since it was opened.
     fresh: bool,
@@ -90,6 +96,8 @@ impl BinlogSource {
             asking: None,
             layouts_failed: None,
             heard: now,
+            reading_since: now,
+            asked: None,
             told: now,
             fresh: true,
             damaged: None,
@@ -221,7 +229,11 @@ impl BinlogSource {
     }
 
     async fn advance(&mut self) -> Result<StreamItem, StreamError> {
-        let entered = Instant::now();
+        let now = Instant::now();
+        if self.asked.is_none_or(|t| now - t > PAUSE) {
+            self.reading_since = now;
+        }
+        self.asked = Some(now);
         loop {
             if let Some(item) = self.ready.pop_front() {
                 self.told = Instant::now();
@@ -237,7 +249,7 @@ impl BinlogSource {
                 return Ok(self.progress());
             }
             let silence = 3 * self.config.heartbeat;
-            let dead = self.heard.max(entered) + silence;
+            let dead = self.heard.max(self.reading_since) + silence;
             let wake = if moved {
                 dead.min(self.told + PROGRESS)
             } else {
