@@ -1,0 +1,9 @@
+//! The whole program on real servers, under faults. One binary, so that the tests share one broker.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod broker;
+mod content;
+mod dump;
+mod operation;
+mod position;
+mod rows;
