@@ -1,5 +1,6 @@
 //! What an operator does and relies on: the end, take-over, commands, documents.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -95,5 +96,99 @@ async fn a_failed_row_is_retried_and_an_abandoned_one_is_never_published() -> Re
     world.outboxd.ok(&["sweep"]).await?;
     world.sink.wait_for_ids(["3"], SOON).await?;
     ensure!(world.sink.ids() == ["1", "3"], "{:?}", world.sink.ids());
+    Ok(())
+}
+
+/// README and everything under docs, as one text.
+fn documents() -> Result<String> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut text = std::fs::read_to_string(root.join("README.md"))?;
+    let mut folders = vec![root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "md") {
+                text.push_str(&std::fs::read_to_string(path)?);
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// Every place in `text` that begins with `start`, as far as `part` says.
+fn mentions(text: &str, start: &str, part: fn(char) -> bool) -> BTreeSet<String> {
+    text.match_indices(start)
+        .map(|(at, _)| {
+            let rest = &text[at + start.len()..];
+            let end = rest.find(|c| !part(c)).unwrap_or(rest.len());
+            rest[..end].to_owned()
+        })
+        .filter(|rest| !rest.is_empty())
+        .collect()
+}
+
+#[tokio::test]
+async fn every_metric_table_and_command_that_the_documents_name_is_there() -> Result<()> {
+    let world = Setup::new().start().await?;
+    let documents = documents()?;
+    // A metric that is set every few seconds may not have been set yet.
+    let names = mentions(&documents, "outboxd_", |c| {
+        c.is_ascii_lowercase() || c == '_'
+    });
+    ensure!(names.len() > 10, "{names:?}");
+    let mut missing = Vec::new();
+    let all_there = wait::until("every name is there", Duration::from_secs(25), async || {
+        let metrics = world.outboxd.get("/metrics").await.map(|page| page.body);
+        let tables: Vec<String> = world
+            .mysql
+            .query_rows(
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = 'app'",
+            )
+            .await
+            .unwrap_or_default();
+        let metrics = metrics.unwrap_or_default();
+        missing = names
+            .iter()
+            .map(|name| format!("outboxd_{name}"))
+            .filter(|name| !metrics.contains(name.as_str()) && !tables.contains(name))
+            .collect();
+        missing.is_empty()
+    })
+    .await;
+    ensure!(all_there.is_ok(), "neither metrics nor tables: {missing:?}");
+
+    let help = world.outboxd.ok(&["--help"]).await?;
+    let inline = mentions(&documents, "`outboxd ", |c| c != '`' && c != '\n');
+    let lines = mentions(&documents, "\noutboxd ", |c| c != '#' && c != '\n');
+    let commands: BTreeSet<String> = inline.into_iter().chain(lines).collect();
+    ensure!(commands.len() > 10, "{commands:?}");
+    for command in commands {
+        let mut words = command.split_whitespace();
+        let name = words.next().unwrap_or_default();
+        if name.starts_with("--") {
+            ensure!(help.contains(name), "{command}");
+            continue;
+        }
+        ensure!(help.contains(&format!("\n  {name}")), "outboxd {command}");
+        let mut path = vec![name];
+        if name == "position" {
+            path.extend(
+                words
+                    .next()
+                    .into_iter()
+                    .flat_map(|word| word.split('|').take(1)),
+            );
+        }
+        path.push("--help");
+        let help = world.outboxd.ok(&path).await?;
+        for flag in words.filter(|word| word.starts_with("--")) {
+            ensure!(
+                help.contains(flag),
+                "outboxd {command}: no {flag} in\n{help}"
+            );
+        }
+    }
     Ok(())
 }
