@@ -4,6 +4,7 @@
 //! test process however that ends. Servers need root: they run from a folder that `scripts/services provision` makes.
 
 pub mod database;
+pub mod fakes;
 pub mod http;
 pub mod oracle;
 pub mod outboxd;

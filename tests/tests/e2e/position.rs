@@ -321,7 +321,7 @@ async fn the_position_never_passes_a_row_whose_confirm_hangs() -> Result<()> {
         .count("SELECT COUNT(*) FROM outbox WHERE status = 1")
         .await?;
     let came = u64::try_from(world.sink.count())?;
-    ensure!(settled >= 50 && settled < 250, "{stored}");
+    ensure!((50..250).contains(&settled), "{stored}");
     ensure!(
         settled == marked,
         "stored up to {settled}, {marked} rows are marked"

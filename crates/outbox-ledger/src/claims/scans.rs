@@ -40,7 +40,12 @@ pub(super) async fn scan(
     };
     let created = by_created(terms.table).map(|c| format!("t.{}", sql::quote(c)));
     let extra = created.map_or("NULL".to_owned(), |c| format!("CAST({c} AS CHAR)"));
-    let text = whole(terms, &branches, &extra, &format!("LIMIT {limit}"));
+    let text = whole(
+        terms,
+        &branches,
+        &extra,
+        u64::try_from(limit).unwrap_or(u64::MAX),
+    );
     let mut query = sql::query(text);
     for _ in &branches {
         let Some(cursor) = after else { break };
@@ -67,20 +72,30 @@ pub(super) async fn scan(
 }
 
 /// Whole rows for the keys that the branches find, in delivery order, with one more column.
-fn whole(terms: &Terms<'_>, branches: &[String], extra: &str, limit: &str) -> String {
+///
+/// Only keys are sorted, and the rows are read one by one in their order: a sort of whole rows fails
+/// (error 1038) where one of them is larger than the server's sort buffer.
+fn whole(terms: &Terms<'_>, branches: &[String], extra: &str, limit: u64) -> String {
     let table = terms.table;
     let select = table.select();
     let list = select
         .strip_prefix("SELECT ")
         .and_then(|s| s.strip_suffix(&format!(" FROM {}", table.name)))
         .unwrap_or("*");
+    let join = |to: &str, keys: &str| {
+        format!(
+            "STRAIGHT_JOIN {} {to} FORCE INDEX (PRIMARY) ON {} = {keys}.outboxd_key",
+            table.name,
+            terms.id(to),
+        )
+    };
     format!(
-        "SELECT {list}, {extra} FROM ({}) AS outboxd_keys STRAIGHT_JOIN {} t FORCE INDEX (PRIMARY) \
-         ON {} = outboxd_keys.outboxd_key ORDER BY {} {limit}",
+        "SELECT {list}, {extra} FROM (SELECT outboxd_found.outboxd_key FROM ({}) AS outboxd_found {} \
+         ORDER BY {} LIMIT {limit}) AS outboxd_keys {}",
         branches.join(" UNION ALL "),
-        table.name,
-        terms.id("t"),
-        terms.order("t"),
+        join("o", "outboxd_found"),
+        terms.order("o"),
+        join("t", "outboxd_keys"),
     )
 }
 
@@ -205,7 +220,7 @@ pub(super) async fn unsettled(
             Some(index) => by_index(terms, index, &conditions, limit),
             None => by_window(terms, &conditions, limit),
         };
-        let mut query = sql::query(whole(terms, &branches, &terms.ready("t"), ""))
+        let mut query = sql::query(whole(terms, &branches, &terms.ready("t"), u64::MAX))
             // As many forms as there are numbers of aggregates: not for the driver's cache.
             .persistent(false);
         for value in &values {
