@@ -1,4 +1,4 @@
-# demo: the first try.  test: all tests, on real servers.  bench: speed.  lint: formatting, clippy, docs.
+# demo: the first try.  test: all tests, on real servers.  bench: speed; parts of it with BENCH="--help".  lint: formatting, clippy, docs.
 .PHONY: demo test bench lint
 
 # The linker is a matter of build time only; a machine that sets flags of its own keeps them.
@@ -19,11 +19,14 @@ test:
 	cargo build --workspace --bin outboxd
 	@scripts/test-summary cargo test --workspace --no-fail-fast
 
+# The whole of it writes docs/benchmarks.md too.
+BENCH ?= --write
+
 bench:
 	@scripts/prepare test
 	@scripts/services provision >/dev/null
 	cargo build --release --workspace --bin outboxd --bin bench
-	target/release/bench
+	OUTBOXD_BIN=target/release/outboxd target/release/bench $(BENCH)
 
 lint:
 	cargo fmt --all --check
