@@ -94,6 +94,8 @@ pub struct Lanes {
     news: BTreeSet<u64>,
     /// Holds with ids that came back from the poller.
     due: BTreeSet<u64>,
+    /// Holds of which nothing shows in the table.
+    untold: BTreeSet<u64>,
     told: u64,
     checked: u64,
     waiting: usize,
@@ -134,6 +136,7 @@ impl Lanes {
             next_hold: 0,
             news: BTreeSet::new(),
             due: BTreeSet::new(),
+            untold: BTreeSet::new(),
             told: 0,
             checked: 0,
             waiting: 0,
@@ -450,6 +453,19 @@ impl Lanes {
         if kept == Kept::Left && further {
             self.news.insert(hold.number);
         }
+        self.tell(aggregate);
+    }
+
+    /// A hold has changed: whether it is untold.
+    fn tell(&mut self, aggregate: &Aggregate) {
+        let Some(hold) = self.lanes.get(aggregate).and_then(|l| l.hold.as_ref()) else {
+            return;
+        };
+        if hold.untold() {
+            self.untold.insert(hold.number);
+        } else {
+            self.untold.remove(&hold.number);
+        }
     }
 
     fn new_hold(&mut self, aggregate: &Aggregate, room: usize) -> bool {
@@ -484,6 +500,7 @@ impl Lanes {
             self.holds.remove(&hold.number);
             self.news.remove(&hold.number);
             self.due.remove(&hold.number);
+            self.untold.remove(&hold.number);
             if let Some(t) = self.table_mut(aggregate.table) {
                 t.held -= 1;
             }

@@ -12,7 +12,9 @@ use std::error::Error as StdError;
 use std::fmt;
 
 pub use gate::{Gate, HeldRow, NoTail};
-pub use ledger::{Layouts, Ledger, Recorded, RowOutcome, Seen, SettleReport, Settlement, Verdict};
+pub use ledger::{
+    Behind, Layouts, Ledger, Recorded, RowOutcome, Seen, SettleReport, Settlement, Verdict,
+};
 pub use observe::{Deferral, NoObserver, Observer, Path};
 pub use poll::{ClaimToken, Cursor, PollStore, Scan, StuckReport, TableBacklog};
 pub use publish::{BrokerState, Generation, PublishOutcome, Publisher, Ticket};

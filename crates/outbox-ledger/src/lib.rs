@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod backlog;
+mod behind;
 pub mod cells;
 pub mod claims;
 pub mod connect;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use outbox_core::failure::FailureClass;
 use outbox_core::ports::{
-    Ledger, PortResult, Recorded, RowOutcome, Seen, SettleReport, Settlement, Verdict,
+    Behind, Ledger, PortResult, Recorded, RowOutcome, Seen, SettleReport, Settlement, Verdict,
 };
 use outbox_core::retry::RetryPolicy;
 use outbox_core::row::{Aggregate, OutboxRow, RowId, TableIdx};
@@ -26,7 +26,7 @@ use crate::parked::{NewParked, ParkedTable};
 use crate::position::Writer;
 use crate::record::{Mode, record};
 use crate::table::OutboxTable;
-use crate::{layouts, look, position, sql};
+use crate::{behind, layouts, look, position, sql};
 
 /// Deadlocks in a row before the caller hears of it and backs off.
 const ATTEMPTS: u32 = 5;
@@ -78,6 +78,9 @@ impl TailLedger {
             for (table, layout) in &settlement.layouts {
                 let name = self.table(*table)?.0.spec.full_name();
                 layouts::store(&mut tx, &self.epoch.name, &name, layout.as_ref()).await?;
+            }
+            if let Some(left) = &settlement.behind {
+                behind::store(&mut tx, &self.epoch.name, &self.tables, left).await?;
             }
             pending = Some(writer.store(&mut tx, &self.epoch, position).await?);
         }
@@ -250,6 +253,18 @@ impl Ledger for TailLedger {
         };
         self.db
             .run("read the rows that hold their aggregates", work)
+            .await
+    }
+
+    async fn behind(&self) -> PortResult<Vec<Behind>> {
+        let work = async {
+            let mut session = self.db.session().await?;
+            let left = behind::load(&mut session, &self.epoch.name, &self.tables).await?;
+            session.finish();
+            Ok(left)
+        };
+        self.db
+            .run("read what is left behind the checkpoint", work)
             .await
     }
 

@@ -37,8 +37,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use outbox_core::Position;
 use outbox_core::ports::{
-    Generation, Ledger, Observer, PortError, PortResult, PublishOutcome, Publisher, SettleReport,
-    Ticket,
+    Behind, Generation, Ledger, Observer, PortError, PortResult, PublishOutcome, Publisher,
+    SettleReport, Ticket,
 };
 use outbox_core::spec::{OnUnroutable, Ordering, TableSpec};
 use outbox_core::{Failure, TableIdx};
@@ -206,10 +206,28 @@ impl Relay {
                 self.desk.lanes.hold_table(table, coordinate, 0);
                 self.desk.sweeps_changed = true;
             }
-            for (aggregate, _) in rows {
-                self.desk.lanes.hold_many(&aggregate);
+            for (aggregate, id) in rows {
+                self.desk.lanes.hold_attempted(&aggregate, id);
             }
         }
+        self.load_behind().await
+    }
+
+    /// Rows that were left behind the start and never attempted.
+    async fn load_behind(&mut self) -> Result<(), RelayError> {
+        let ledger = Arc::clone(&self.ledger);
+        let behind = patiently(|| ledger.behind()).await?;
+        for left in &behind {
+            match left {
+                Behind::Aggregate(aggregate) => self.desk.lanes.hold_many(aggregate),
+                Behind::Table(table) => {
+                    let coordinate = patiently(|| ledger.coordinate()).await?;
+                    self.desk.lanes.hold_table(*table, coordinate, 0);
+                    self.desk.sweeps_changed = true;
+                }
+            }
+        }
+        self.desk.records.behind = behind;
         Ok(())
     }
 

@@ -23,6 +23,8 @@ pub(super) struct KeptId {
     pub(super) kept: Kept,
     /// Never read from the binlog so far: the tail may meet it later.
     pub(super) unread: bool,
+    /// The table shows that it was attempted, so that it holds after a restart too.
+    pub(super) attempted: bool,
     /// Since when it has not been visible.
     pub(super) absent_since: Option<Duration>,
 }
@@ -70,6 +72,7 @@ impl Hold {
             let id_kept = KeptId {
                 kept,
                 unread,
+                attempted: false,
                 absent_since: None,
             };
             self.ids.insert(id, id_kept);
@@ -85,6 +88,11 @@ impl Hold {
     /// Whether rows of it are the table's to deliver.
     pub(super) fn left_behind(&self) -> bool {
         self.many != Many::No || self.ids.values().any(|k| k.kept != Kept::Recording)
+    }
+
+    /// Whether what is left is nowhere but in here: no row of it shows in the table that it holds.
+    pub(super) fn untold(&self) -> bool {
+        self.left_behind() && !self.ids.values().any(|k| k.attempted)
     }
 
     /// Whether a row that arrives now may wait instead of being left.

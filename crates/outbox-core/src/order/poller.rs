@@ -1,7 +1,7 @@
 //! The other side of holds: the poller takes, returns and finishes what was left to the table.
 
-use super::{Aggregate, Duration, HashSet, HeldRow, Kept, Lanes, Many, RowId, RowKey};
-use crate::ports::Recorded;
+use super::{Aggregate, Duration, HashSet, HeldRow, Kept, Lanes, Many, RowId, RowKey, TableIdx};
+use crate::ports::{Behind, Recorded};
 
 /// Rows that the poller had and the tail has not read yet, remembered so that the tail looks at
 /// them before it publishes them again.
@@ -42,6 +42,25 @@ impl Lanes {
             hold.many = Many::Yes;
             self.news.insert(hold.number);
         }
+        self.tell(aggregate);
+    }
+
+    /// Holds an aggregate of which a row was attempted before the start.
+    pub fn hold_attempted(&mut self, aggregate: &Aggregate, id: RowId) {
+        self.hold_many(aggregate);
+        if self.unordered(aggregate.table) {
+            return;
+        }
+        self.keep(aggregate, id.clone(), Kept::Left, true);
+        self.attempted(aggregate, &id);
+    }
+
+    fn attempted(&mut self, aggregate: &Aggregate, id: &RowId) {
+        let hold = self.lanes.get_mut(aggregate).and_then(|l| l.hold.as_mut());
+        if let Some(kept) = hold.and_then(|h| h.ids.get_mut(id)) {
+            kept.attempted = true;
+        }
+        self.tell(aggregate);
     }
 
     /// Holds an aggregate for a row that the stream passed over.
@@ -50,6 +69,26 @@ impl Lanes {
             self.keep(aggregate, id, Kept::Left, false);
             self.leave_waiting(aggregate);
         }
+    }
+
+    /// What a restart has to be told, as the table does not show it: held aggregates of which no
+    /// row was attempted, and tables that are held. A table with more than `limit` of them is
+    /// named as a whole. In order.
+    #[must_use]
+    pub fn behind(&self, limit: usize) -> Vec<Behind> {
+        let mut behind = Vec::new();
+        for (table, n) in self.tables.iter().zip(0..) {
+            let of_table = |a: &&Aggregate| a.table == TableIdx(n);
+            let untold = self.untold.iter().filter_map(|n| self.holds.get(n));
+            let untold: Vec<_> = untold.filter(of_table).take(limit + 1).collect();
+            if table.unknown.is_some() || table.untracked || untold.len() > limit {
+                behind.push(Behind::Table(TableIdx(n)));
+            } else {
+                behind.extend(untold.into_iter().cloned().map(Behind::Aggregate));
+            }
+        }
+        behind.sort_unstable();
+        behind
     }
 
     /// The ledger recorded the verdict on a refused row.
@@ -69,10 +108,12 @@ impl Lanes {
             if let Some(kept) = hold.ids.get_mut(id) {
                 kept.kept = Kept::Left;
             }
+            self.attempted(aggregate, id);
             self.news.insert(number);
             self.leave_waiting(aggregate);
         } else {
             hold.ids.remove(id);
+            self.tell(aggregate);
             self.tidy(aggregate);
         }
     }
@@ -266,6 +307,7 @@ impl Lanes {
                 id: id.clone(),
             });
         }
+        self.tell(aggregate);
         self.tidy(aggregate);
     }
 
@@ -301,6 +343,7 @@ impl Lanes {
                 hold.keep(id, Kept::Left, true, limit);
             }
         }
+        self.tell(aggregate);
         self.tidy(aggregate);
     }
 

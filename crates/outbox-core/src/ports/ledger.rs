@@ -67,6 +67,19 @@ pub struct Settlement {
     /// Layouts that hold from that checkpoint on (`None`: unknown), stored with it, never
     /// without it, so that a restart at the checkpoint decodes with the layout of its time.
     pub layouts: Vec<(TableIdx, Option<TableLayout>)>,
+    /// What is left behind that checkpoint without a trace in the table, where that has changed
+    /// since it was stored last; stored with the checkpoint, never without it.
+    pub behind: Option<Vec<Behind>>,
+}
+
+/// Rows that were passed over and never attempted: nothing in their table tells them from rows
+/// that are yet to be read, so that a restart has to be told whom they hold.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Behind {
+    /// Rows of this aggregate.
+    Aggregate(Aggregate),
+    /// Rows of this table whose aggregates are unknown, or too many to name.
+    Table(TableIdx),
 }
 
 /// What a flush recorded, parallel to `outcomes`.
@@ -141,6 +154,10 @@ pub trait Ledger: Send + Sync {
     /// and failed ones where `failed_blocks_aggregate`; for tables without status columns, what
     /// is parked. In order; at most `limit` (the caller treats a full answer as "more").
     async fn holding(&self, table: TableIdx, limit: usize) -> PortResult<Vec<(Aggregate, RowId)>>;
+
+    /// What the last checkpoint said is left behind it; nothing where there is no checkpoint. What
+    /// was stored for tables that are no longer configured is passed over.
+    async fn behind(&self) -> PortResult<Vec<Behind>>;
 
     /// What is left of these aggregates: their rows that are neither final nor (unless
     /// `failed_blocks_aggregate`) failed, never-attempted ones included, but for never-attempted

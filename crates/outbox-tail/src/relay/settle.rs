@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use outbox_core::Aggregate;
 use outbox_core::ports::{
-    Disposition, Ledger, Path, PortError, PortResult, Recorded, RowOutcome, SettleReport,
+    Behind, Disposition, Ledger, Path, PortError, PortResult, Recorded, RowOutcome, SettleReport,
     Settlement, Verdict,
 };
 use outbox_core::window::{Checkpoint, RowSeq};
@@ -16,6 +17,8 @@ use super::link::{Job, backoff};
 
 /// Longest pause between two attempts on rows that somebody keeps locked.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
+/// Aggregates of one table that are remembered across a restart; a table with more is held whole.
+const BEHIND: usize = 256;
 
 /// What is known of an outcome beside what is recorded.
 pub(super) struct Meta {
@@ -44,6 +47,8 @@ pub(super) struct Records {
     owed: bool,
     last_checkpoint: Option<Instant>,
     pub(super) stored: Option<outbox_core::Position>,
+    /// What was stored with a checkpoint as left behind it.
+    pub(super) behind: Vec<Behind>,
 }
 
 impl Records {
@@ -101,8 +106,10 @@ impl Desk {
         if checkpoint.is_some() {
             self.worth_storing = false;
         }
+        let behind = checkpoint.as_ref().map(|_| self.behind());
         let settlement = Settlement {
             outcomes,
+            behind: behind.filter(|b| *b != self.records.behind),
             checkpoint: checkpoint.as_ref().map(|c| c.position.clone()),
             layouts: checkpoint
                 .as_ref()
@@ -114,6 +121,17 @@ impl Desk {
             checkpoint,
             began: now,
         })
+    }
+
+    /// What the table does not show to be left behind. Rows without status columns are parked.
+    fn behind(&self) -> Vec<Behind> {
+        let mut behind = self.lanes.behind(BEHIND);
+        behind.retain(|b| match b {
+            Behind::Aggregate(Aggregate { table, .. }) | Behind::Table(table) => {
+                self.tracks(*table)
+            }
+        });
+        behind
     }
 
     /// Locked rows that are to be tried again now; never with a position.
@@ -168,6 +186,9 @@ impl Desk {
         if let Some(checkpoint) = batch.checkpoint.filter(|_| report.checkpointed) {
             self.window.stored(&checkpoint);
             self.records.stored = Some(checkpoint.position);
+            if let Some(behind) = batch.settlement.behind {
+                self.records.behind = behind;
+            }
             self.records.last_checkpoint = Some(Instant::now());
             self.records.owed = false;
             // Rows that are open may yet be settled without an outcome.

@@ -60,6 +60,12 @@ impl Run {
         self.task.await.unwrap()
     }
 
+    /// Ends without a last word.
+    async fn crash(self) {
+        self.task.abort();
+        assert!(self.task.await.unwrap_err().is_cancelled());
+    }
+
     /// Until the relay is open and has nothing more to read.
     async fn live(&self) {
         until("live", || self.handle.status().state == "tailing").await;

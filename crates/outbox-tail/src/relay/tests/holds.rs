@@ -249,3 +249,64 @@ async fn rows_of_the_tails_own_are_not_the_pollers() {
     world.answer(1);
     run.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_never_attempted_holds_its_aggregate_after_a_restart_too() {
+    let world = World::new();
+    let run = Run::start(&world, config(), Ordering::Aggregate);
+    run.live().await;
+    world.defer(Some((1, Some("a"))), Deferral::Undecodable);
+    world.only_in_the_table(1, "a");
+    until("passed", || world.stored() == 1).await;
+    let left = vec![Behind::Aggregate(aggregate("a"))];
+    assert_eq!(world.db.lock().unwrap().behind, left);
+    run.crash().await;
+
+    let run = Run::start(&world, config(), Ordering::Aggregate);
+    world.db.lock().unwrap().hold_counts_as_left(aggregate("a"));
+    world.insert(&[(2, "a"), (3, "b")]);
+    until("the other aggregate", || world.status(3) == Status::Sent).await;
+    assert_eq!(world.handed(), vec![3]);
+    world.deliver(1);
+    world.deliver(2);
+    until("let go", || run.handle.status().held == vec![0]).await;
+    world.insert(&[(4, "a")]);
+    until("the fast path again", || world.status(4) == Status::Sent).await;
+    until("nothing is left behind any more", || {
+        world.db.lock().unwrap().behind.is_empty()
+    })
+    .await;
+    run.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_table_is_held_after_a_restart_until_it_is_swept() {
+    let world = World::new();
+    let run = Run::start(&world, config(), Ordering::Aggregate);
+    run.live().await;
+    world.defer(None, Deferral::Oversized);
+    until("passed", || world.stored() == 1).await;
+    run.crash().await;
+
+    let run = Run::start(&world, config(), Ordering::Aggregate);
+    let mut due = run.handle.sweep_due();
+    due.wait_for(|d| !d.is_empty()).await.unwrap();
+    world.db.lock().unwrap().hold_counts_as_left(aggregate("a"));
+    world.insert(&[(1, "a")]);
+    until("left", || run.handle.status().held == vec![1]).await;
+    assert_eq!(world.handed(), Vec::<u64>::new());
+    run.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_table_shows_is_not_remembered_twice() {
+    let world = World::new();
+    let run = Run::start(&world, config(), Ordering::Aggregate);
+    run.live().await;
+    world.refuse(1, returned());
+    world.insert(&[(1, "a"), (2, "b")]);
+    until("stored", || world.stored() == 1).await;
+    assert_eq!(world.db.lock().unwrap().rows[&1].retry_count, 1);
+    assert!(world.db.lock().unwrap().behind.is_empty());
+    run.stop().await.unwrap();
+}

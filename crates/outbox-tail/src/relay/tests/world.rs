@@ -50,7 +50,7 @@ pub(super) fn at(pos: usize) -> Position {
 pub(super) fn pos_of(position: &Position) -> usize {
     match position {
         Position::File(f) => usize::try_from(f.pos).unwrap(),
-        Position::Gtid(_) => panic!("scripts use file positions"),
+        Position::Gtid(_) | Position::Mariadb(_) => panic!("scripts use file positions"),
     }
 }
 
@@ -94,6 +94,20 @@ pub(super) struct DbRow {
     parked: bool,
 }
 
+impl DbRow {
+    fn new(aggregate: Aggregate, visible: bool) -> Self {
+        Self {
+            aggregate,
+            status: Status::Pending,
+            retry_count: 0,
+            claimed: false,
+            visible,
+            failure: None,
+            parked: false,
+        }
+    }
+}
+
 /// What the binlog holds.
 #[derive(Clone)]
 enum Entry {
@@ -112,6 +126,8 @@ pub(super) struct Db {
     binlog: Vec<Entry>,
     pub(super) rows: BTreeMap<u64, DbRow>,
     pub(super) stored: usize,
+    /// Stored with the position.
+    pub(super) behind: Vec<Behind>,
     /// Settlements with a position, and all of them.
     pub(super) checkpoints: usize,
     pub(super) settlements: usize,
@@ -187,20 +203,17 @@ impl World {
         let mut db = self.db.lock().unwrap();
         let rows: Vec<_> = rows.iter().map(|(n, a)| (*n, aggregate(a))).collect();
         for (n, aggregate) in &rows {
-            let row = DbRow {
-                aggregate: aggregate.clone(),
-                status: Status::Pending,
-                retry_count: 0,
-                claimed: false,
-                visible,
-                failure: None,
-                parked: false,
-            };
-            db.rows.insert(*n, row);
+            db.rows.insert(*n, DbRow::new(aggregate.clone(), visible));
         }
         db.binlog.push(Entry::Rows(rows, now));
         drop(db);
         self.changed.notify_waiters();
+    }
+
+    /// A row that the binlog does not have as such.
+    pub(super) fn only_in_the_table(&self, n: u64, name: &str) {
+        let row = DbRow::new(aggregate(name), true);
+        self.db.lock().unwrap().rows.insert(n, row);
     }
 
     pub(super) fn raw(&self, rows: Vec<OutboxRow>) {
@@ -472,6 +485,9 @@ impl Ledger for World {
         let busy = report.rows.contains(&Recorded::Busy);
         if let Some(position) = settlement.checkpoint.as_ref().filter(|_| !busy) {
             db.store(pos_of(position));
+            if let Some(behind) = &settlement.behind {
+                db.behind.clone_from(behind);
+            }
             report.checkpointed = true;
         }
         Ok(report)
@@ -505,6 +521,10 @@ impl Ledger for World {
             .take(limit)
             .map(|(n, r)| (r.aggregate.clone(), RowId::UInt(*n)))
             .collect())
+    }
+
+    async fn behind(&self) -> PortResult<Vec<Behind>> {
+        Ok(self.db.lock().unwrap().behind.clone())
     }
 
     async fn remaining(
