@@ -283,6 +283,15 @@ impl Flight {
         self.out.values().map(|(_, row)| &row.key)
     }
 
+    /// The aggregate of every row that is here, recorded or not.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &Aggregate> {
+        let out = self.out.values();
+        let behind = self.lanes.values().flat_map(|lane| &lane.behind);
+        let rows = out.chain(behind).chain(&self.lost).map(|(_, row)| row);
+        let rows = rows.chain(self.free.values()).map(|row| &row.aggregate);
+        rows.chain(self.outcomes.iter().map(|o| &o.aggregate))
+    }
+
     /// Rows at the broker.
     pub(crate) fn out(&self) -> usize {
         self.out.len()

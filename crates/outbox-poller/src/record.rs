@@ -10,7 +10,7 @@ use outbox_core::ports::{
     ClaimToken, Disposition, Gate, HeldRow, Observer, Path, PollStore, PortError, PortResult,
     Recorded, RowOutcome, Verdict, chain,
 };
-use outbox_core::{OutboxRow, RowKey, TableIdx};
+use outbox_core::{Aggregate, OutboxRow, RowKey, TableIdx};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -106,6 +106,11 @@ impl Recorder {
             Verdict::Sent => KeptAs::Sent,
             Verdict::Failed { .. } | Verdict::Parked { .. } => KeptAs::Failed,
         })
+    }
+
+    /// Aggregates of the rows whose record is not made, one for each row.
+    pub(crate) fn aggregates(&self) -> impl Iterator<Item = &Aggregate> {
+        self.kept.values().map(|(_, outcome)| &outcome.aggregate)
     }
 
     /// Rows whose record is not made.

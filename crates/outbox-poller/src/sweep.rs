@@ -9,21 +9,22 @@
 
 mod page;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use outbox_core::ports::{Generation, PortResult, Publisher, RowOutcome};
+use outbox_core::ports::{ClaimToken, Generation, PortResult, Publisher, RowOutcome};
 use outbox_core::spec::{Ordering, TableSpec};
-use outbox_core::{OutboxRow, TableIdx};
+use outbox_core::{Aggregate, OutboxRow, TableIdx};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use self::page::{Page, Pages, Reader, Suspects};
+use self::page::{Page, Pages, Reader, Standing, Suspects};
 use crate::config::{SweepConfig, SweepReport};
 use crate::deliver::{DRAIN, FRESH, Outlet};
-use crate::flight::Flight;
+use crate::flight::{Blocked, Flight};
 use crate::poller::{Poller, pause, table_idx};
 use crate::record::{Attempt, BATCH, KeptAs, attempt, held};
 
@@ -75,6 +76,9 @@ pub(crate) async fn run(
         recording: None,
         since: None,
         generation: None,
+        wants_channel: false,
+        under_record: Vec::new(),
+        closed: Blocked::default(),
         exhausted: false,
         ending: None,
         errors: 0,
@@ -126,6 +130,12 @@ struct Sweep<'a> {
     /// When the oldest outcome that is not being recorded came.
     since: Option<Instant>,
     generation: Option<Generation>,
+    /// Rows were given back for want of a channel: nothing is read again before there is one.
+    wants_channel: bool,
+    /// Aggregates of the outcomes that are being recorded.
+    under_record: Vec<Aggregate>,
+    /// Aggregates with a row that waits: what was loaded before it goes, and nothing after it.
+    closed: Blocked,
     /// The last page was read.
     exhausted: bool,
     ending: Option<Ending>,
@@ -196,7 +206,7 @@ impl Sweep<'_> {
                 });
             } else if broken
                 || self.outlet.paused(self.table)
-                || self.flight.blocked.len() >= REFUSED
+                || self.flight.blocked.len() + self.closed.len() >= REFUSED
             {
                 info!(
                     table = self.table.0,
@@ -217,19 +227,20 @@ impl Sweep<'_> {
     /// Once a flight is over and everything about it is known and recorded: gives its rows back
     /// and reads them again.
     async fn turn_back(&mut self) {
-        if !self.flight.over {
-            return;
-        }
-        self.reading = None;
-        let open =
-            self.flight.out() > 0 || !self.flight.outcomes.is_empty() || self.recording.is_some();
-        if open {
+        // A page that is being read may be held in the tail by now: it is awaited.
+        let open = self.flight.out() > 0
+            || !self.flight.outcomes.is_empty()
+            || self.recording.is_some()
+            || self.reading.is_some();
+        if !self.flight.over || open {
             return;
         }
         let back = self.flight.give_back();
         if let Some((first, _)) = back.first() {
             self.pages.turn_back(*first);
             self.exhausted = false;
+            // However long the broker is away, its rows are read once more and no oftener.
+            self.wants_channel = true;
         }
         let rows: Vec<OutboxRow> = back.into_iter().map(|(_, row)| row).collect();
         self.done(&rows).await;
@@ -240,13 +251,27 @@ impl Sweep<'_> {
 
     fn read(&mut self) {
         let room = self.flight.loaded() < self.reader.limit
-            && self.outlet.recorder.backlog() < self.outlet.limits.rows;
+            && self.outlet.recorder.backlog() < self.outlet.limits.rows
+            && !(self.wants_channel && self.generation.is_none());
         if room && !self.flight.over && !self.exhausted && self.reading.is_none() {
             self.pages.forget_before(self.flight.first());
             let reader = self.reader.clone();
             let after = self.pages.cursor.clone();
-            self.reading = Some(Box::pin(reader.read(after)));
+            let open = self.open();
+            self.reading = Some(Box::pin(reader.read(after, open)));
         }
+    }
+
+    /// How many rows of each suspect the table may show as unsettled though they are this sweep's.
+    fn open(&self) -> HashMap<Aggregate, usize> {
+        let mut open = HashMap::new();
+        let aggregates = self.flight.open().chain(&self.under_record);
+        for aggregate in aggregates.chain(self.outlet.recorder.aggregates()) {
+            if self.reader.suspects.contains(aggregate) {
+                *open.entry(aggregate.clone()).or_default() += 1;
+            }
+        }
+        open
     }
 
     fn publish(&mut self) {
@@ -277,9 +302,8 @@ impl Sweep<'_> {
         if self.recording.is_some() || waits {
             return;
         }
-        let store = self.outlet.recorder.store.clone();
         if let Some((token, kept)) = self.outlet.recorder.due() {
-            self.recording = Some(Box::pin(attempt(store, token, kept)));
+            self.begin_record(token, kept);
             return;
         }
         let count = self.flight.outcomes.len();
@@ -287,14 +311,21 @@ impl Sweep<'_> {
         if count >= BATCH || (count > 0 && (aged || self.flight.out() == 0)) {
             let batch: Vec<RowOutcome> = self.flight.outcomes.drain(..count.min(BATCH)).collect();
             self.since = (count > BATCH).then(Instant::now);
-            self.recording = Some(Box::pin(attempt(store, None, batch)));
+            self.begin_record(None, batch);
         }
+    }
+
+    fn begin_record(&mut self, token: Option<ClaimToken>, outcomes: Vec<RowOutcome>) {
+        let store = self.outlet.recorder.store.clone();
+        self.under_record = outcomes.iter().map(|o| o.aggregate.clone()).collect();
+        self.recording = Some(Box::pin(attempt(store, token, outcomes)));
     }
 
     fn is_done(&self) -> bool {
         let settled = self.exhausted
             && self.reading.is_none()
             && self.recording.is_none()
+            && !self.flight.over
             && self.flight.loaded() == 0
             && self.flight.out() == 0
             && self.flight.outcomes.is_empty()
@@ -307,7 +338,9 @@ impl Sweep<'_> {
     async fn step(&mut self) -> PortResult<()> {
         let publisher: Arc<dyn Publisher> = self.outlet.publisher.clone();
         let idle = self.flight.out() == 0 && !self.flight.over;
-        let wants_channel = self.generation.is_none() && idle && self.flight.loaded() > 0;
+        let wants_channel = self.generation.is_none()
+            && idle
+            && (self.flight.loaded() > 0 || (self.wants_channel && !self.exhausted));
         let tick = tokio::time::sleep(self.tick());
         let stopping = self.stop.is_cancelled();
         tokio::select! {
@@ -323,7 +356,9 @@ impl Sweep<'_> {
                 self.reading = None;
                 self.page(page?).await;
             }
-            generation = publisher.ready(), if wants_channel => self.generation = Some(generation),
+            generation = publisher.ready(), if wants_channel => {
+                (self.generation, self.wants_channel) = (Some(generation), false);
+            }
             () = self.stop.cancelled(), if !stopping => {}
             () = tick => {}
         }
@@ -343,6 +378,7 @@ impl Sweep<'_> {
     }
 
     async fn recorded(&mut self, made: Attempt) -> PortResult<()> {
+        self.under_record.clear();
         let tally = self.outlet.recorder.made(made).await?;
         self.report.published += tally.published as u64;
         self.report.failed += tally.failed as u64;
@@ -358,28 +394,33 @@ impl Sweep<'_> {
     /// Takes a page: its rows wait for their turn, unless the tail has them or their aggregate, or
     /// stand behind a row that is not due.
     async fn page(&mut self, page: Page) {
+        if self.flight.over {
+            // It is read again with the rest.
+            let rows: Vec<OutboxRow> = page.rows.into_iter().map(|(row, _)| row).collect();
+            return self.done(&rows).await;
+        }
         // A page of large messages ends early: only an empty one is the end.
         if page.rows.is_empty() {
             self.exhausted = true;
             return;
         }
         self.pages.begin(&page, self.flight.next_place());
-        for (aggregate, head) in &page.heads {
-            // A head that is not ready, or that this sweep has passed: it became due behind it.
-            if !head.ready || !self.pages.contains(&head.key) {
-                self.flight.blocked.insert(aggregate);
-            }
-        }
+        let recorder = &self.outlet.recorder;
+        let clear =
+            page.clear(|key| self.pages.contains(key) || recorder.kept(key) == Some(KeptAs::Sent));
         let mut back = Vec::new();
         for (row, granted) in page.rows {
             let kept = self.outlet.recorder.kept(&row.key);
             if kept == Some(KeptAs::Sent) {
                 continue;
             }
-            if kept.is_some() || !granted {
+            let place = clear.of(&row);
+            if kept.is_some() || !granted || place == Standing::Behind {
                 if self.flight.is_ordered() {
-                    self.flight.blocked.insert(&row.aggregate);
+                    self.closed.insert(&row.aggregate);
                 }
+                back.push(row);
+            } else if place == Standing::Gone || self.closed.contains(&row.aggregate) {
                 back.push(row);
             } else {
                 back.extend(self.flight.push(row));

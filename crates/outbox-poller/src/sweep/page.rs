@@ -1,6 +1,6 @@
 //! Pages of a sweep: read, compared with the heads of their aggregates, and asked of the tail.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,29 +25,78 @@ pub(super) enum Suspects {
 }
 
 impl Suspects {
-    fn among(&self, rows: &[OutboxRow]) -> Vec<Aggregate> {
+    pub(super) fn contains(&self, aggregate: &Aggregate) -> bool {
         match self {
-            Self::Nobody => Vec::new(),
-            Self::These(these) => distinct(rows.iter().filter(|r| these.contains(&r.aggregate))),
-            Self::Everybody => distinct(rows),
+            Self::Nobody => false,
+            Self::These(these) => these.contains(aggregate),
+            Self::Everybody => true,
         }
     }
 }
 
-/// The first unsettled row of an aggregate.
-pub(super) struct Head {
-    pub(super) key: RowKey,
-    pub(super) ready: bool,
+/// Where a row of a page stands in its aggregate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Nobody before it waits.
+    Clear,
+    /// Behind a row that waits, or one that this sweep has passed and that became due behind it.
+    Behind,
+    /// Not to be delivered any more, or not now: somebody else has it.
+    Gone,
+}
+
+/// Which rows of the suspects may go.
+#[derive(Default)]
+pub(super) struct Clear {
+    /// Suspects, and whether one of their rows waits.
+    suspects: HashMap<Aggregate, bool>,
+    rows: HashSet<RowKey>,
+}
+
+impl Clear {
+    pub(super) fn of(&self, row: &OutboxRow) -> Standing {
+        match self.suspects.get(&row.aggregate) {
+            Some(_) if self.rows.contains(&row.key) => Standing::Clear,
+            Some(true) => Standing::Behind,
+            Some(false) => Standing::Gone,
+            None => Standing::Clear,
+        }
+    }
 }
 
 /// A page.
 pub(super) struct Page {
     /// Rows in order, and whether they are the poller's.
     pub(super) rows: Vec<(OutboxRow, bool)>,
-    pub(super) heads: Vec<(Aggregate, Head)>,
+    /// The suspects among them.
+    suspects: Vec<Aggregate>,
+    /// What was unsettled of the suspects once the tail had let go of the rows, in order, and
+    /// whether it was ready.
+    unsettled: Vec<(Aggregate, RowKey, bool)>,
     pub(super) cursor: Option<Cursor>,
     /// When it was asked for.
     pub(super) at: Instant,
+}
+
+impl Page {
+    /// Walks each suspect from its first row on as far as all is ready and this sweep's.
+    pub(super) fn clear(&self, ours: impl Fn(&RowKey) -> bool) -> Clear {
+        let mut clear = Clear::default();
+        clear
+            .suspects
+            .extend(self.suspects.iter().map(|a| (a.clone(), false)));
+        for (aggregate, key, ready) in &self.unsettled {
+            let Some(broken) = clear.suspects.get_mut(aggregate).filter(|b| !**b) else {
+                continue;
+            };
+            if *ready && ours(key) {
+                clear.rows.insert(key.clone());
+            } else {
+                *broken = true;
+            }
+        }
+        clear
+    }
 }
 
 #[derive(Clone)]
@@ -60,12 +109,17 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads the page behind `after`, for as long as the database takes to be there.
-    pub(super) async fn read(self, after: Option<Cursor>) -> PortResult<Page> {
+    /// Reads the page behind `after`, for as long as the database takes to be there. `open` are
+    /// the rows of earlier pages that the table may still show.
+    pub(super) async fn read(
+        self,
+        after: Option<Cursor>,
+        open: HashMap<Aggregate, usize>,
+    ) -> PortResult<Page> {
         let scan = Scan::Pending { after };
         let mut errors = 0;
         loop {
-            match self.once(&scan).await {
+            match self.once(&scan, &open).await {
                 Err(e) if e.disposition == Disposition::Backoff => {
                     if errors == 0 {
                         warn!(error = chain(&e), "the sweep waits for the database");
@@ -78,34 +132,64 @@ impl Reader {
         }
     }
 
-    async fn once(&self, scan: &Scan) -> PortResult<Page> {
+    async fn once(&self, scan: &Scan, open: &HashMap<Aggregate, usize>) -> PortResult<Page> {
         let at = Instant::now();
         let found = self.store.scan(self.table, scan, self.limit).await?;
         let cursor = found.last().map(|(cursor, _)| cursor.clone());
         let rows: Vec<OutboxRow> = found.into_iter().map(|(_, row)| row).collect();
-        let suspects = self.suspects.among(&rows);
-        let heads = if suspects.is_empty() {
-            Vec::new()
-        } else {
-            let heads = self.store.unsettled(self.table, &suspects, 1).await?;
-            let head = |(row, ready): (OutboxRow, bool)| {
-                let key = row.key;
-                (row.aggregate, Head { key, ready })
-            };
-            heads.into_iter().map(head).collect()
-        };
         let asked: Vec<HeldRow> = rows.iter().map(held).collect();
         let granted = if asked.is_empty() {
             Vec::new()
         } else {
             self.gate.hold(&asked).await
         };
+        // Once they are held: what the tail had refused of them before is seen now.
+        let suspects = distinct(rows.iter().filter(|r| self.suspects.contains(&r.aggregate)));
+        let unsettled = match self.unsettled(&suspects, &rows, open).await {
+            Ok(unsettled) => unsettled,
+            Err(e) => {
+                self.gate.done(&asked).await;
+                return Err(e);
+            }
+        };
         Ok(Page {
             rows: rows.into_iter().zip(granted).collect(),
-            heads,
+            suspects,
+            unsettled,
             cursor,
             at,
         })
+    }
+
+    /// The unsettled rows of each suspect, from the first on, as many as the sweep knows of it: a
+    /// row that it does not know stands among them.
+    async fn unsettled(
+        &self,
+        suspects: &[Aggregate],
+        rows: &[OutboxRow],
+        open: &HashMap<Aggregate, usize>,
+    ) -> PortResult<Vec<(Aggregate, RowKey, bool)>> {
+        let mut counts: HashMap<&Aggregate, usize> = HashMap::new();
+        for row in rows {
+            *counts.entry(&row.aggregate).or_default() += 1;
+        }
+        // Few questions, and never more than twice the rows.
+        let mut by_limit: BTreeMap<usize, Vec<Aggregate>> = BTreeMap::new();
+        for aggregate in suspects {
+            let known = |of: Option<&usize>| of.copied().unwrap_or_default();
+            let count = known(counts.get(aggregate)) + known(open.get(aggregate));
+            let class = by_limit.entry(count.next_power_of_two()).or_default();
+            class.push(aggregate.clone());
+        }
+        let mut found = Vec::new();
+        for (limit, aggregates) in by_limit {
+            let read = self.store.unsettled(self.table, &aggregates, limit).await?;
+            found.extend(
+                read.into_iter()
+                    .map(|(row, ready)| (row.aggregate, row.key, ready)),
+            );
+        }
+        Ok(found)
     }
 }
 

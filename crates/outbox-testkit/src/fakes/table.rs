@@ -38,6 +38,7 @@ struct State {
     tokens: u64,
     charged: u64,
     claims: u64,
+    statements: u64,
     most_recorded: usize,
 }
 
@@ -100,6 +101,7 @@ impl FakeTable {
                 tokens: 0,
                 charged: 0,
                 claims: 0,
+                statements: 0,
                 most_recorded: 0,
             }),
             zero: Instant::now(),
@@ -211,6 +213,12 @@ impl FakeTable {
         guard(&self.state).claims
     }
 
+    /// Statements so far, those that failed included.
+    #[must_use]
+    pub fn statements(&self) -> u64 {
+        guard(&self.state).statements
+    }
+
     /// The largest batch of outcomes.
     #[must_use]
     pub fn most_recorded(&self) -> usize {
@@ -227,6 +235,7 @@ impl FakeTable {
         let latency = guard(&self.state).latency;
         tokio::time::sleep(latency).await;
         let mut state = guard(&self.state);
+        state.statements += 1;
         let fault = if state.away {
             Some(Disposition::Backoff)
         } else {
