@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+pub mod mariadb;
 #[cfg(test)]
 mod tests;
 

@@ -5,12 +5,15 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::gtid::GtidSet;
+use crate::gtid::mariadb::MariadbPosition;
 
 /// A place between two groups of a binlog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Position {
     /// Everything in the set has been handled; the server finds the rest itself.
     Gtid(GtidSet),
+    /// The last transaction of each of MariaDB's domains.
+    Mariadb(MariadbPosition),
     /// A byte offset, which means something only on the server that wrote the file.
     File(FilePosition),
 }
@@ -18,7 +21,7 @@ pub enum Position {
 /// File and offset, with the server that they belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FilePosition {
-    /// `@@server_uuid`; on MariaDB, which has none, what the ledger derives in its place.
+    /// `@@server_uuid`; on MariaDB, which has none, what is derived in its place.
     pub server: String,
     /// Binlog file name.
     pub file: String,
@@ -47,6 +50,7 @@ impl Position {
     pub fn reaches(&self, other: &Self) -> Option<bool> {
         match (self, other) {
             (Self::Gtid(a), Self::Gtid(b)) => Some(a.contains_all(b)),
+            (Self::Mariadb(a), Self::Mariadb(b)) => Some(a.list.reaches(&b.list)),
             (Self::File(a), Self::File(b)) => a.compare(b).map(std::cmp::Ordering::is_ge),
             _ => None,
         }
@@ -57,6 +61,7 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gtid(set) => write!(f, "gtid {set}"),
+            Self::Mariadb(p) => p.fmt(f),
             Self::File(p) => write!(f, "{}:{}", p.file, p.pos),
         }
     }

@@ -16,6 +16,7 @@ mod connect;
 mod error;
 mod event;
 mod facts;
+mod mariadb;
 mod place;
 mod scan;
 mod source;
@@ -25,6 +26,7 @@ mod tables;
 pub use connect::{SslMode, StreamConfig, StreamTls, UrlSource, probe};
 pub use error::{LostPosition, LostReason, StreamDisposition, StreamError};
 pub use facts::{Family, Resume, ServerFacts, check_resume};
+pub use mariadb::MariadbGtids;
 pub use source::BinlogSource;
 pub use tables::StreamTable;
 

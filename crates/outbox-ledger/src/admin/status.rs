@@ -161,6 +161,10 @@ impl Lag {
                 transactions: Some(now.subtract(at).len()),
                 bytes: None,
             },
+            (Position::Mariadb(at), Position::Mariadb(now)) => Self {
+                transactions: Some(at.list.behind(&now.list)),
+                bytes: None,
+            },
             (Position::File(at), Position::File(now))
                 if at.server == now.server && at.file == now.file =>
             {

@@ -3,6 +3,7 @@
 //! only what was added since.
 
 use outbox_core::gtid::GtidSet;
+use outbox_core::gtid::mariadb::{GtidList, MariadbPosition};
 use outbox_core::position::{FilePosition, Position};
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
@@ -19,14 +20,19 @@ const SHORT_SET: usize = 16;
 /// lengthens the intervals of the difference, so that this happens after failovers, not often.
 const LONG_DIFFERENCE: usize = 64;
 
+/// How MariaDB's empty list is written: the empty text is MySQL's empty set.
+const EMPTY_LIST: &str = "-";
+
 /// How a position is written.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Form {
     gtid: Option<String>,
     based: bool,
     /// The whole set for `outboxd_gtid`, if that is due.
     base: Option<String>,
-    file: Option<FilePosition>,
+    server: Option<String>,
+    /// Beside a list of MariaDB's GTIDs: where that is on the server it was read from.
+    file: Option<(String, u64)>,
 }
 
 /// Stores the positions of one session, and knows what the whole set in the table is.
@@ -81,15 +87,7 @@ pub(super) async fn replace(
     sweep: bool,
     by_operator: bool,
 ) -> DbResult<()> {
-    let form = position.map_or(
-        Form {
-            gtid: None,
-            based: false,
-            base: None,
-            file: None,
-        },
-        |p| form(p, None),
-    );
+    let form = position.map_or_else(Form::default, |p| form(p, None));
     write_base(conn, &epoch.name, &form).await?;
     let query = sqlx::query(
         "INSERT INTO outboxd_checkpoint \
@@ -118,9 +116,9 @@ fn bind<'q>(query: Bound<'q>, form: &Form, epoch: &Epoch) -> Bound<'q> {
     query
         .bind(form.gtid.clone())
         .bind(form.based)
-        .bind(file.map(|f| f.server.clone()))
-        .bind(file.map(|f| f.file.clone()))
-        .bind(file.map(|f| f.pos))
+        .bind(form.server.clone())
+        .bind(file.map(|f| f.0.clone()))
+        .bind(file.map(|f| f.1))
         .bind(epoch.name.to_string())
         .bind(epoch.number)
 }
@@ -142,12 +140,22 @@ async fn write_base(conn: &mut MySqlConnection, name: &str, form: &Form) -> DbRe
 fn form(position: &Position, base: Option<&GtidSet>) -> Form {
     let set = match position {
         Position::Gtid(set) => set,
-        Position::File(file) => {
+        Position::Mariadb(at) => {
             return Form {
-                gtid: None,
-                based: false,
-                base: None,
-                file: Some(file.clone()),
+                gtid: Some(if at.list.is_empty() {
+                    EMPTY_LIST.to_owned()
+                } else {
+                    at.list.to_string()
+                }),
+                file: at.near.clone(),
+                ..Form::default()
+            };
+        }
+        Position::File(at) => {
+            return Form {
+                server: Some(at.server.clone()),
+                file: Some((at.file.clone(), at.pos)),
+                ..Form::default()
             };
         }
     };
@@ -167,7 +175,7 @@ fn form(position: &Position, base: Option<&GtidSet>) -> Form {
         gtid: Some(gtid),
         based,
         base,
-        file: None,
+        ..Form::default()
     }
 }
 
@@ -192,6 +200,14 @@ pub(super) async fn load(
     let Some(row) = row else { return Ok(None) };
     let flag = |i| row.try_get_unchecked::<i64, _>(i).map(|n| n != 0);
     let position = match (optional(&row, 0)?, optional(&row, 3)?, optional(&row, 4)?) {
+        (Some(gtid), _, file) if list(&gtid).is_some() => {
+            let near = match file {
+                Some(file) => Some((file, row.try_get_unchecked(5)?)),
+                None => None,
+            };
+            let list = list(&gtid).unwrap_or_default();
+            Some(Position::Mariadb(MariadbPosition { list, near }))
+        }
         (Some(gtid), _, _) => {
             let mut set = parse(&gtid)?;
             if flag(1)? {
@@ -217,6 +233,15 @@ pub(super) async fn load(
     }))
 }
 
+/// MariaDB's list, if it is one: no GTID set of MySQL reads like it.
+fn list(text: &str) -> Option<GtidList> {
+    match text {
+        "" => None,
+        EMPTY_LIST => Some(GtidList::default()),
+        text => text.parse().ok(),
+    }
+}
+
 fn parse(text: &str) -> DbResult<GtidSet> {
     text.parse()
         .map_err(|e| corrupt(&format!("the stored position is {e}")))
@@ -238,6 +263,22 @@ mod tests {
     fn holes(last: usize) -> GtidSet {
         let numbers: Vec<String> = (1..=last).step_by(2).map(|n| n.to_string()).collect();
         format!("{SOURCE}:{}", numbers.join(":")).parse().unwrap()
+    }
+
+    #[test]
+    fn a_list_is_written_with_its_file_and_told_from_a_set() {
+        for text in ["", "0-1-5", "0-1-5,3-2-9"] {
+            let position = MariadbPosition {
+                list: text.parse().unwrap(),
+                near: Some(("binlog.000003".into(), 512)),
+            };
+            let form = form(&Position::Mariadb(position.clone()), None);
+            assert_eq!(list(form.gtid.as_deref().unwrap()), Some(position.list));
+            assert_eq!((form.server, form.file), (None, position.near));
+        }
+        for set in [String::new(), holes(9).to_string()] {
+            assert_eq!(list(&set), None);
+        }
     }
 
     #[test]

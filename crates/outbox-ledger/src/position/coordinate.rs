@@ -1,5 +1,6 @@
 //! Where the server's binlog ends now.
 
+use outbox_core::gtid::mariadb::GtidList;
 use outbox_core::position::{FilePosition, Position};
 use sqlx::mysql::MySqlRow;
 use sqlx::{Executor, MySqlConnection, Row};
@@ -8,8 +9,10 @@ use crate::connect::Family;
 use crate::error::{DbError, DbResult};
 use crate::layouts::text;
 
+const NO_LOG: &str = "the server writes no binary log";
+
 /// The end of the binlog: everything committed before this call lies before it. A GTID set where
-/// `gtid_mode` is ON, else file and offset; always the latter on MariaDB.
+/// `gtid_mode` is ON, else file and offset; on MariaDB the last GTID of each domain.
 pub async fn read_coordinate(conn: &mut MySqlConnection, family: Family) -> DbResult<Position> {
     if family == Family::MySql {
         let row = conn
@@ -22,9 +25,21 @@ pub async fn read_coordinate(conn: &mut MySqlConnection, family: Family) -> DbRe
                 .map_err(|e| DbError::Corrupt(format!("gtid_executed is {e}")));
         }
     }
-    let server = server_identity(conn, family).await?;
+    if family == Family::MariaDb {
+        let row = conn
+            .fetch_one("SELECT CAST(@@GLOBAL.log_bin AS CHAR), @@GLOBAL.gtid_binlog_pos")
+            .await?;
+        if text(&row, 0)? != "ON" {
+            return Err(DbError::Config(NO_LOG.to_owned()));
+        }
+        let list: Result<GtidList, _> = text(&row, 1)?.parse();
+        return list
+            .map(|list| Position::Mariadb(list.into()))
+            .map_err(|e| DbError::Corrupt(format!("gtid_binlog_pos is {e}")));
+    }
+    let server = text(&conn.fetch_one("SELECT @@server_uuid").await?, 0)?;
     let row = binary_log_status(conn).await?;
-    let row = row.ok_or_else(|| DbError::Config("the server writes no binary log".to_owned()))?;
+    let row = row.ok_or_else(|| DbError::Config(NO_LOG.to_owned()))?;
     Ok(Position::File(FilePosition {
         server,
         file: row.try_get_unchecked("File")?,
@@ -42,27 +57,5 @@ async fn binary_log_status(conn: &mut MySqlConnection) -> DbResult<Option<MySqlR
             e => Err(e),
         },
         Ok(row) => Ok(row),
-    }
-}
-
-/// What a file position is bound to: `@@server_uuid`, which follows the data directory. MariaDB
-/// has none; its `@@server_uid` follows machine and port where the version has it, else the
-/// server's id, host name and port have to do.
-pub(super) async fn server_identity(
-    conn: &mut MySqlConnection,
-    family: Family,
-) -> DbResult<String> {
-    if family == Family::MySql {
-        return text(&conn.fetch_one("SELECT @@server_uuid").await?, 0);
-    }
-    match conn.fetch_one("SELECT @@server_uid").await {
-        Ok(row) => text(&row, 0),
-        Err(e) => match DbError::from(e) {
-            DbError::Server { number: 1193, .. } => {
-                let fallback = "SELECT CONCAT(@@server_id, '@', @@hostname, ':', @@port)";
-                text(&conn.fetch_one(fallback).await?, 0)
-            }
-            e => Err(e),
-        },
     }
 }

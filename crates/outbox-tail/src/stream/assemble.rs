@@ -10,6 +10,7 @@
 //! **Faults.** What cannot be read with certainty is either left to its table or is a [`Fault`],
 //! after which the end position stands where it stood.
 
+mod history;
 mod rows;
 mod statements;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use outbox_core::{Position, TableIdx};
 use super::buffer::Open;
 use super::event::{self, FLAG_IGNORABLE, HEADER_LEN, RawEvent, Xid, kind};
 use super::facts::{Family, ServerFacts};
+use super::mariadb;
 use super::place::Place;
 use super::tables::Tables;
 use crate::decode::Flavour;
@@ -92,6 +94,9 @@ pub(crate) struct Assembler {
     suspicious: bool,
     /// The current file and when it began, in seconds.
     began: Option<(String, u32)>,
+    /// `server_id`, which MariaDB's GTIDs name, and what files are bound to.
+    server_id: u32,
+    server_name: String,
     /// `@@server_uuid`, whose own transactions a reset takes away.
     server: [u8; 16],
 }
@@ -113,6 +118,8 @@ impl Assembler {
             unchecked: false,
             suspicious: false,
             began: None,
+            server_id: 0,
+            server_name: String::new(),
             server: [0; 16],
         }
     }
@@ -122,7 +129,7 @@ impl Assembler {
         self.tables.end_of_group();
         self.place = match after {
             Position::File(p) => Place::at(&p.file, p.pos),
-            Position::Gtid(_) => Place::default(),
+            Position::Gtid(_) | Position::Mariadb(_) => Place::default(),
         };
         if self.knows(after) {
             self.tables.back_to(after);
@@ -233,10 +240,10 @@ impl Assembler {
                 self.payload_left = Some(size);
                 Ok(Step::Quiet)
             }
-            kind::STOP
-            | kind::MARIADB_BINLOG_CHECKPOINT
-            | kind::MARIADB_GTID_LIST
-            | kind::MARIADB_START_ENCRYPTION => Ok(Step::Quiet),
+            kind::MARIADB_GTID_LIST => self.gtid_list(event),
+            kind::STOP | kind::MARIADB_BINLOG_CHECKPOINT | kind::MARIADB_START_ENCRYPTION => {
+                Ok(Step::Quiet)
+            }
             _ => self.part(event),
         }
     }
@@ -322,47 +329,6 @@ impl Assembler {
         }
     }
 
-    fn file_begins(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
-        let began = (self.place.file.clone(), event.timestamp);
-        let before = self.began.replace(began.clone());
-        if !std::mem::take(&mut self.unchecked) {
-            return Ok(Step::Quiet);
-        }
-        let file = &self.place.file;
-        if before.is_some_and(|b| b.0 == began.0 && b.1 != began.1) {
-            return Err(Fault::Reset(format!("{file} is not the file that it was")));
-        }
-        let later = self.taken_at.is_some_and(|t| micros(event) > t);
-        if later && matches!(self.end, Position::File(_)) {
-            let reason = format!("{file} was begun after the position in it was taken");
-            return Err(Fault::Reset(reason));
-        }
-        self.suspicious = later;
-        Ok(Step::Quiet)
-    }
-
-    /// A file that began after the position was taken has to know all that this server itself
-    /// had committed until then; if it does not, the server's history began anew.
-    fn previous_gtids(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
-        if !std::mem::take(&mut self.suspicious) {
-            return Ok(Step::Quiet);
-        }
-        let Position::Gtid(ours) = &self.end else {
-            return Ok(Step::Quiet);
-        };
-        let Some(previous) = event::previous_gtids(event.data) else {
-            return unreadable("malformed PREVIOUS_GTIDS event");
-        };
-        let missing = ours.subtract(&previous);
-        if missing.sids().any(|sid| sid.source == self.server) {
-            return Err(Fault::Reset(format!(
-                "{} was begun after the position was taken, but does not know {missing}",
-                self.place.file
-            )));
-        }
-        Ok(Step::Quiet)
-    }
-
     fn rotate(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
         let Some((_, file)) = event::rotate(event) else {
             return unreadable("malformed ROTATE event");
@@ -404,10 +370,12 @@ impl Assembler {
     }
 
     fn mariadb_gtid(&mut self, event: &RawEvent<'_>) -> Result<Step, Fault> {
-        let Some(standalone) = event::mariadb_gtid(event.data) else {
+        let Some(head) = mariadb::gtid(event) else {
             return unreadable("malformed GTID event");
         };
-        self.begin(Open::new(None, micros(event), !standalone))
+        let mut open = Open::new(None, micros(event), !head.standalone);
+        open.domain_gtid = Some(head.gtid);
+        self.begin(open)
     }
 
     fn begin(&mut self, open: Open) -> Result<Step, Fault> {
@@ -488,11 +456,21 @@ impl Assembler {
                     set.add(gtid);
                 }
             }
+            Position::Mariadb(end) => {
+                if let Some(gtid) = open.domain_gtid {
+                    end.list.set(gtid);
+                }
+                end.near = Some((self.place.file.clone(), self.place.pos));
+            }
             Position::File(end) => advance_file(end, &self.place),
         }
         self.tables.end_of_group();
         if open.exact {
             self.taken_at = self.taken_at.max(Some(open.committed_at));
+        } else if let Some((_, began)) = &self.began {
+            // The time of a statement may be long before its commit; the file's beginning is not
+            // behind it.
+            self.taken_at = self.taken_at.max(Some(i64::from(*began) * 1_000_000));
         }
         self.since.moved = true;
         self.since.foreign |= open.foreign || !open.own;
@@ -507,6 +485,12 @@ impl Assembler {
             Family::Mariadb => Flavour::Mariadb,
         };
         self.tables.rule.fold = facts.fold_names;
+        self.server_id = facts.server_id;
+        if self.server_name != facts.server {
+            // Its files only share their names with those of the last one.
+            self.began = None;
+            self.server_name.clone_from(&facts.server);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use outbox_core::gtid::Gtid;
+use outbox_core::gtid::mariadb::DomainGtid;
 use outbox_core::layout::TableLayout;
 use outbox_core::ports::Deferral;
 use outbox_core::{Aggregate, OutboxRow, RowId, RowKey, TableIdx};
@@ -18,6 +19,8 @@ const MAX_DEFERRED: usize = 10_000;
 pub(crate) struct Open {
     /// `None` where the server gives no GTID.
     pub(crate) gtid: Option<Gtid>,
+    /// The same on MariaDB.
+    pub(crate) domain_gtid: Option<DomainGtid>,
     /// Commit time, microseconds since the epoch.
     pub(crate) committed_at: i64,
     /// The commit time is that of the commit, not of the statement.

@@ -13,6 +13,7 @@ use openssl::pkey::PKey;
 use openssl::stack::Stack;
 use openssl::x509::X509;
 use outbox_core::Position;
+use outbox_core::gtid::mariadb::GtidList;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::error::StreamError;
@@ -321,7 +322,7 @@ fn is_server_error(error: &(dyn std::error::Error + 'static)) -> bool {
 
 /// Asks for everything behind `after`.
 pub(crate) async fn dump(
-    conn: Conn,
+    mut conn: Conn,
     config: &StreamConfig,
     after: &Position,
 ) -> Result<BinlogStream, StreamError> {
@@ -332,6 +333,10 @@ pub(crate) async fn dump(
             let sids = sids.map_err(|e| classify("preparing the binlog stream", e.into()))?;
             request.with_gtid().with_gtid_set(sids)
         }
+        Position::Mariadb(p) => {
+            go_on_from(&mut conn, config, &p.list).await?;
+            request.with_filename(&[][..]).with_pos(4u64)
+        }
         Position::File(p) => request.with_filename(p.file.as_bytes()).with_pos(p.pos),
     };
     let operation = "asking for the binlog";
@@ -339,6 +344,25 @@ pub(crate) async fn dump(
         config.connect_timeout,
         operation,
         conn.get_binlog_stream(request),
+    )
+    .await
+}
+
+/// MariaDB takes the list from variables of the session, and looks for the file itself.
+async fn go_on_from(
+    conn: &mut Conn,
+    config: &StreamConfig,
+    list: &GtidList,
+) -> Result<(), StreamError> {
+    // Strict: a transaction that should be there and is not ends the dump, not the row.
+    let settings = format!(
+        "SET @slave_connect_state = '{list}', @slave_gtid_strict_mode = 1, \
+         @slave_gtid_ignore_duplicates = 0"
+    );
+    within(
+        config.connect_timeout,
+        "preparing the binlog stream",
+        conn.query_drop(settings),
     )
     .await
 }

@@ -72,6 +72,8 @@ pub(crate) struct RawEvent<'a> {
     pub(crate) flags: u16,
     /// Seconds since the epoch.
     pub(crate) timestamp: u32,
+    /// Of the server that wrote it first.
+    pub(crate) server_id: u32,
     /// Bytes of the whole event in the file.
     pub(crate) size: u32,
     /// Low 32 bits of the offset behind the event; 0 where it has none.
@@ -412,14 +414,6 @@ pub(crate) fn payload_size(data: &[u8]) -> Option<u64> {
         255 => stored,
         _ => None,
     }
-}
-
-/// MariaDB's GTID event: whether the group is one statement without a terminator of its own, and
-/// the sequence number.
-pub(crate) fn mariadb_gtid(data: &[u8]) -> Option<bool> {
-    let mut f = Fields(data);
-    f.bytes(12)?; // sequence number, domain
-    Some(f.u8()? & 1 != 0)
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row, Value};
 use outbox_core::Position;
 use outbox_core::gtid::GtidSet;
+use outbox_core::gtid::mariadb::MariadbPosition;
 use outbox_core::position::FilePosition;
 
 use super::error::{LostReason, StreamError};
+use super::mariadb::{self, MariadbGtids};
 
 /// MySQL or MariaDB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct ServerFacts {
     /// What file positions are bound to: `@@server_uuid`; on MariaDB `@@server_uid` or, where the
     /// version has none, `server_id@hostname:port`.
     pub server: String,
+    /// `@@server_id`, which MariaDB's GTIDs name.
+    pub server_id: u32,
     /// `@@gtid_mode`, upper case.
     pub gtid_mode: String,
     /// `@@binlog_format`, upper case.
@@ -56,6 +60,8 @@ pub struct ServerFacts {
     pub executed: GtidSet,
     /// `@@gtid_purged`.
     pub purged: GtidSet,
+    /// MariaDB's GTIDs; `None` on MySQL, and where no binlog is written.
+    pub mariadb: Option<MariadbGtids>,
     /// Binlog files with their sizes in bytes, oldest first.
     pub binlogs: Vec<(String, u64)>,
     /// The coordinate: everything that was committed before this was read lies before it.
@@ -63,10 +69,10 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// Whether positions are GTID sets.
+    /// Whether positions are GTID sets, or MariaDB's lists.
     #[must_use]
     pub fn uses_gtid(&self) -> bool {
-        self.gtid_mode == "ON"
+        self.gtid_mode == "ON" || self.mariadb.is_some()
     }
 
     /// The name of the oldest binlog file.
@@ -81,8 +87,8 @@ impl ServerFacts {
 pub enum Resume {
     /// It can.
     Continue,
-    /// Not yet: a replica that has not caught up.
-    Behind(GtidSet),
+    /// Not yet: a replica that has not caught up, and what it lacks, as printed.
+    Behind(String),
     /// It cannot.
     Lost {
         /// Why.
@@ -96,7 +102,7 @@ pub enum Resume {
     NeedsGtid,
 }
 
-fn lost(reason: LostReason, certain: bool, detail: impl Into<String>) -> Resume {
+pub(super) fn lost(reason: LostReason, certain: bool, detail: impl Into<String>) -> Resume {
     Resume::Lost {
         reason,
         certain,
@@ -109,12 +115,13 @@ fn lost(reason: LostReason, certain: bool, detail: impl Into<String>) -> Resume 
 pub fn check_resume(position: &Position, facts: &ServerFacts) -> Resume {
     match position {
         Position::Gtid(set) => check_set(set, facts),
+        Position::Mariadb(position) => mariadb::check_list(&position.list, facts),
         Position::File(position) => check_file(position, facts),
     }
 }
 
 fn check_set(set: &GtidSet, facts: &ServerFacts) -> Resume {
-    if !facts.uses_gtid() {
+    if facts.gtid_mode != "ON" {
         let mode = if facts.gtid_mode.is_empty() {
             "absent"
         } else {
@@ -130,7 +137,7 @@ fn check_set(set: &GtidSet, facts: &ServerFacts) -> Resume {
         let own = source_of(&facts.server);
         let foreign = missing.sids().all(|sid| Some(sid.source) != own);
         if facts.is_replica && foreign {
-            return Resume::Behind(missing);
+            return Resume::Behind(missing.to_string());
         }
         let detail = format!("the server does not know {missing}");
         return lost(LostReason::NotContained, false, detail);
@@ -245,6 +252,7 @@ pub(crate) async fn read(conn: &mut Conn) -> Result<ServerFacts, mysql_async::Er
     let mut facts = ServerFacts {
         version: text("version").to_owned(),
         family,
+        server_id: text("server_id").parse().unwrap_or_default(),
         gtid_mode,
         binlog_format: text("binlog_format").to_ascii_uppercase(),
         row_image: text("binlog_row_image").to_ascii_uppercase(),
@@ -258,6 +266,7 @@ pub(crate) async fn read(conn: &mut Conn) -> Result<ServerFacts, mysql_async::Er
         is_filtered: false,
         executed: GtidSet::default(),
         purged: GtidSet::default(),
+        mariadb: None,
         binlogs: Vec::new(),
         coordinate: Position::File(FilePosition {
             server: server.clone(),
@@ -287,8 +296,15 @@ async fn read_replication(
 ) -> Result<(), mysql_async::Error> {
     let rows = match either(conn, "SHOW REPLICA STATUS", "SHOW SLAVE STATUS").await {
         Ok(rows) => rows,
-        // MariaDB wants a privilege for it that a reader of the binlog need not have.
-        Err(mysql_async::Error::Server(e)) if e.code == 1227 => return Ok(()),
+        // MariaDB wants a privilege for it that a reader of the binlog need not have. Whether
+        // something is replicated at all, everybody may know.
+        Err(mysql_async::Error::Server(e)) if e.code == 1227 => {
+            let running: Option<(String, String)> = conn
+                .query_first("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+                .await?;
+            facts.is_replica = running.is_some_and(|(_, n)| n != "0");
+            return Ok(());
+        }
         Err(e) => return Err(e),
     };
     facts.is_replica = !rows.is_empty();
@@ -309,7 +325,7 @@ async fn read_binlogs(conn: &mut Conn, facts: &mut ServerFacts) -> Result<(), my
     if !facts.log_bin {
         return Ok(());
     }
-    if facts.uses_gtid() {
+    if facts.gtid_mode == "ON" {
         let sets: Option<(String, String)> = conn
             .query_first("SELECT @@GLOBAL.gtid_executed, @@GLOBAL.gtid_purged")
             .await?;
@@ -332,6 +348,18 @@ async fn read_binlogs(conn: &mut Conn, facts: &mut ServerFacts) -> Result<(), my
     let logs: Vec<Row> = conn.query("SHOW BINARY LOGS").await?;
     let log = |row: &Row| Some((column(row, "Log_name")?, column(row, "File_size")?));
     facts.binlogs = logs.iter().filter_map(log).collect();
+    if facts.family == Family::Mariadb {
+        let known = mariadb::read(conn, facts.first_binlog()).await?;
+        let near = match &facts.coordinate {
+            Position::File(end) => Some((end.file.clone(), end.pos)),
+            _ => None,
+        };
+        facts.coordinate = Position::Mariadb(MariadbPosition {
+            list: known.position.clone(),
+            near,
+        });
+        facts.mariadb = Some(known);
+    }
     Ok(())
 }
 

@@ -19,6 +19,7 @@ use super::connect::{self, StreamConfig, within};
 use super::error::{LostPosition, LostReason, StreamDisposition, StreamError};
 use super::event::{RawEvent, kind};
 use super::facts::{self, Resume, ServerFacts};
+use super::mariadb;
 use super::scan;
 use super::tables::{StreamTable, Tables};
 use crate::group::{Source, StreamItem};
@@ -122,9 +123,7 @@ impl BinlogSource {
         facts::check_settings(facts)?;
         match facts::check_resume(after, facts) {
             Resume::Continue => Ok(()),
-            Resume::Behind(missing) => Err(StreamError::Behind {
-                missing: missing.to_string(),
-            }),
+            Resume::Behind(missing) => Err(StreamError::Behind { missing }),
             Resume::NeedsGtid => Err(StreamError::halt(
                 "position",
                 "the position lies beyond 4 GiB in its file, where no dump can begin: needs GTID \
@@ -375,10 +374,19 @@ impl BinlogSource {
                 source: Box::new(error),
             };
         }
-        if says(&["Could not find first log file", "purged"]) {
+        if says(&[
+            "Could not find first log file",
+            "Could not find GTID state",
+            "purged",
+        ]) {
             return self.lost(LostReason::Purged, true, text);
         }
-        if says(&["more GTIDs than"]) {
+        let unknown = [
+            "more GTIDs than",
+            "not in the master's binlog",
+            "binlog on the master is missing the GTID",
+        ];
+        if says(&unknown) {
             return self.lost(LostReason::NotContained, false, text);
         }
         if says(&["impossible position", "> file size"]) {
@@ -414,6 +422,7 @@ pub(super) fn raw(event: &Event) -> RawEvent<'_> {
         kind: header.event_type_raw(),
         flags: header.flags_raw(),
         timestamp: header.timestamp(),
+        server_id: header.server_id(),
         size: header.event_size(),
         log_pos: header.log_pos(),
         data: event.data(),
@@ -449,9 +458,10 @@ impl Source for BinlogSource {
             }
         })?;
 
+        let stored_here = self.stored.as_ref() == Some(after);
+        let after = &mariadb::by_list(&mut conn, &self.config, after, &facts).await?;
         let known = self.assembler.knows(after);
         self.assembler.served_by(&facts);
-        let stored_here = self.stored.as_ref() == Some(after);
         let taken_at = self.config.position_stored_at.filter(|_| stored_here);
         let server = facts::source_of(&facts.server).unwrap_or_default();
         self.assembler.restart(after, taken_at, server);

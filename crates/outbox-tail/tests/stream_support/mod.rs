@@ -84,6 +84,23 @@ impl<'a> Lab<'a> {
         })
     }
 
+    /// The same lab on a replica of its server.
+    pub fn at(db: &'a Database, schema: &str, other: &Self) -> Lab<'a> {
+        let mut config = other.config.clone();
+        config.url = UrlSource::Inline(db.url("outboxd").into());
+        Lab {
+            db,
+            schema: schema.to_owned(),
+            tracking: other.tracking,
+            layouts: Arc::new(ServerLayouts {
+                config: config.clone(),
+                schema: schema.to_owned(),
+                stored: Mutex::new(None),
+            }),
+            config,
+        }
+    }
+
     pub async fn conn(&self) -> Result<Conn> {
         let mut conn = self.db.root_conn().await?;
         conn.query_drop(format!("USE {}", self.schema)).await?;

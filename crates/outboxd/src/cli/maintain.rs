@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use outbox_core::gtid::mariadb::GtidList;
 use outbox_core::position::FilePosition;
 use outbox_core::{Position, TableIdx};
 use outbox_ledger::admin::ReplayRange;
 use outbox_ledger::connect::Db;
 use outbox_ledger::position::PositionStore;
 use outbox_ledger::{lease, migrate as migrations, pause, zone};
-use outbox_tail::stream::{self, Resume};
+use outbox_tail::stream::{self, Family, Resume};
 use serde_json::json;
 
 use super::args::PositionCommand;
@@ -75,6 +76,10 @@ pub async fn position(
             ))
             .await?;
             let wanted = match (gtid, file.zip(pos)) {
+                (Some(gtid), _) if facts.family == Family::Mariadb => {
+                    let list: GtidList = gtid.parse().context("--gtid")?;
+                    Position::Mariadb(list.into())
+                }
                 (Some(gtid), _) => Position::Gtid(gtid.parse().context("--gtid")?),
                 (None, Some((file, pos))) => Position::File(FilePosition {
                     server: facts.server.clone(),

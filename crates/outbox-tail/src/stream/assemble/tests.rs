@@ -118,6 +118,7 @@ impl Script {
             kind,
             flags,
             timestamp,
+            server_id: 7,
             size,
             log_pos: if self.inner { 0 } else { self.pos },
             data,
@@ -181,6 +182,7 @@ impl Script {
     fn end(&self) -> String {
         match self.assembler.end() {
             Position::Gtid(set) => set.to_string(),
+            Position::Mariadb(p) => p.to_string(),
             Position::File(p) => format!("{}:{}", p.file, p.pos),
         }
     }
@@ -627,6 +629,7 @@ fn a_history_that_began_anew_is_noticed() {
             kind: kind::ROTATE,
             flags: event::FLAG_ARTIFICIAL,
             timestamp: 0,
+            server_id: 7,
             size: 0,
             log_pos: 0,
             data: &data,
@@ -726,6 +729,7 @@ fn an_artificial_rotate_does_not_move_the_position() {
         kind: kind::ROTATE,
         flags: event::FLAG_ARTIFICIAL,
         timestamp: 0,
+        server_id: 7,
         size: 40,
         log_pos: 0,
         data: &data,

@@ -10,6 +10,7 @@ fn facts(gtid_mode: &str, executed: &str, purged: &str) -> ServerFacts {
         version: "9.7.0".into(),
         family: Family::Mysql,
         server: A.into(),
+        server_id: 7,
         gtid_mode: gtid_mode.into(),
         binlog_format: "ROW".into(),
         row_image: "FULL".into(),
@@ -26,6 +27,7 @@ fn facts(gtid_mode: &str, executed: &str, purged: &str) -> ServerFacts {
             ("binlog.000005".into(), 1_000),
             ("binlog.000006".into(), 500),
         ],
+        mariadb: None,
         coordinate: Position::Gtid(executed.clone()),
         executed,
     }
@@ -103,8 +105,11 @@ fn a_replica_that_lags_is_waited_for() {
     let position = Position::Gtid(format!("{B}:1-10").parse().unwrap());
     let mut server = facts("ON", &format!("{B}:1-5"), "");
     server.is_replica = true;
-    let missing = format!("{B}:6-10").parse().unwrap();
-    assert_eq!(check_resume(&position, &server), Resume::Behind(missing));
+    let missing: GtidSet = format!("{B}:6-10").parse().unwrap();
+    assert_eq!(
+        check_resume(&position, &server),
+        Resume::Behind(missing.to_string())
+    );
     // Its own transactions no source will bring back.
     let position = Position::Gtid(format!("{A}:1-10").parse().unwrap());
     let resume = check_resume(&position, &server);
