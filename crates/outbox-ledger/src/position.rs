@@ -7,14 +7,20 @@ use std::sync::Arc;
 
 use outbox_core::Position;
 use outbox_core::ports::PortResult;
+use outbox_core::position::FilePosition;
 use sqlx::Connection;
 
 pub(crate) use checkpoint::Writer;
 pub use coordinate::read_coordinate;
 
 use crate::connect::Db;
+use crate::error::DbError;
 use crate::gap::{self, NewGap};
+use crate::layouts;
 use crate::lease::{Epoch, raise_epoch};
+
+/// `SHOW BINLOG EVENTS` cannot read what is there.
+const BAD_EVENTS: u16 = 1220;
 
 /// What is stored for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,4 +148,41 @@ pub async fn coordinate(db: &Db) -> PortResult<Position> {
         Ok(position)
     };
     db.run("read the server's coordinate", work).await
+}
+
+/// Why a place in a binlog file is not one between two groups, by the event that the server finds
+/// there; `None` where it is one, or the end of the file.
+pub async fn not_a_boundary(db: &Db, at: &FilePosition) -> PortResult<Option<String>> {
+    let work = async {
+        let mut session = db.session().await?;
+        // The name is one that the server listed; the statement takes no parameters.
+        let query = format!(
+            "SHOW BINLOG EVENTS IN '{}' FROM {} LIMIT 1",
+            at.file.replace(['\'', '\\'], ""),
+            at.pos
+        );
+        let found = sqlx::raw_sql(sqlx::AssertSqlSafe(query))
+            .fetch_optional(&mut *session)
+            .await;
+        let found = match found.map_err(DbError::from) {
+            Err(DbError::Server { number, message }) if number == BAD_EVENTS => {
+                return Ok(Some(message));
+            }
+            found => found?,
+        };
+        session.finish();
+        let Some(row) = found else { return Ok(None) };
+        let kind = layouts::text(&row, 2)?;
+        let inner = [
+            "Table_map",
+            "Write_rows",
+            "Update_rows",
+            "Delete_rows",
+            "Xid",
+            "Rows_query",
+        ];
+        let inside = inner.iter().any(|i| kind.starts_with(i));
+        Ok(inside.then(|| format!("a {kind} event begins there")))
+    };
+    db.run("look at the binlog", work).await
 }

@@ -63,6 +63,7 @@ async fn mariadb_as_installed_passes() -> Result<()> {
     let found = checks(&world.db, &[spec("outbox")]).await?;
     assert!(at(&found, Level::Fail).is_empty(), "{found:#?}");
     bad(&found, "binlog_row_metadata");
+    bad(&found, "gtid_strict_mode");
     world
         .server
         .exec("REVOKE REPLICATION SLAVE ON *.* FROM 'outboxd'@'%'")
@@ -83,6 +84,23 @@ async fn mariadb_as_installed_passes() -> Result<()> {
     let db = db_of(&world.server, "outboxd");
     let found = checks(&db, &[spec("outbox")]).await?;
     assert!(at(&found, Level::Fail).is_empty(), "{found:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn mariadb_as_it_should_be_has_nothing_to_say() -> Result<()> {
+    let world = World::mariadb().await?;
+    for sql in [
+        "SET GLOBAL binlog_row_metadata = 'FULL'",
+        "SET GLOBAL gtid_strict_mode = ON",
+        "GRANT BINLOG ADMIN ON *.* TO 'outboxd'@'%'",
+    ] {
+        world.server.exec(sql).await?;
+    }
+    let db = db_of(&world.server, "outboxd");
+    let found = checks(&db, &[spec("outbox")]).await?;
+    assert_eq!(at(&found, Level::Fail), [""; 0], "{found:#?}");
+    assert_eq!(at(&found, Level::Warn), [""; 0], "{found:#?}");
     Ok(())
 }
 

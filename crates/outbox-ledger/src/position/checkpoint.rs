@@ -87,8 +87,12 @@ pub(super) async fn replace(
     sweep: bool,
     by_operator: bool,
 ) -> DbResult<()> {
-    let form = position.map_or_else(Form::default, |p| form(p, None));
-    write_base(conn, &epoch.name, &form).await?;
+    let mut form = position.map_or_else(Form::default, |p| form(p, None));
+    // Whole in this row: a writer of the same epoch goes on adding to the set that it left in
+    // `outboxd_gtid`.
+    if let Some(whole) = form.base.take() {
+        (form.gtid, form.based) = (Some(whole), false);
+    }
     let query = sqlx::query(
         "INSERT INTO outboxd_checkpoint \
          (gtid, gtid_based, server, file, pos, name, epoch, sweep, by_operator, stored_at) \

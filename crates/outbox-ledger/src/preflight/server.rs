@@ -60,8 +60,9 @@ pub(super) async fn check_binlog(
         );
     }
     format(&mut session, checks).await?;
-    if family == Family::MySql {
-        gtid(&mut session, checks).await?;
+    match family {
+        Family::MySql => gtid(&mut session, checks).await?,
+        Family::MariaDb => strict(&mut session, checks).await?,
     }
     retention(&mut session, checks).await?;
     replica(&mut session, checks).await?;
@@ -133,6 +134,23 @@ async fn gtid(conn: &mut MySqlConnection, checks: &mut Checks) -> DbResult<()> {
             "turn gtid_mode on: positions then hold on every server of the topology",
         ),
         None => checks.ok("gtid_mode", "not a setting of this server"),
+    }
+    Ok(())
+}
+
+/// MariaDB always has GTIDs; only the order of their numbers is a matter of choice.
+async fn strict(conn: &mut MySqlConnection, checks: &mut Checks) -> DbResult<()> {
+    let name = "gtid_strict_mode";
+    if on(variable(conn, name).await?.as_deref()) {
+        checks.ok(name, "ON");
+    } else {
+        checks.warn(
+            name,
+            "OFF: a write to a replica can put the GTIDs of a domain out of order, and after a \
+             failover the position may be lost",
+            "SET GLOBAL gtid_strict_mode = ON on every server of the topology, and in their \
+             configuration",
+        );
     }
     Ok(())
 }

@@ -195,7 +195,7 @@ pub enum PositionCommand {
     Show(Json),
     /// Set it; checked against the server first
     Set {
-        /// A GTID set
+        /// A GTID set; on MariaDB a list such as 0-1-100
         #[arg(long, required_unless_present = "file", conflicts_with = "file")]
         gtid: Option<String>,
         /// Binlog file

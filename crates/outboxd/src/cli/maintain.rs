@@ -11,7 +11,7 @@ use outbox_core::position::FilePosition;
 use outbox_core::{Position, TableIdx};
 use outbox_ledger::admin::ReplayRange;
 use outbox_ledger::connect::Db;
-use outbox_ledger::position::PositionStore;
+use outbox_ledger::position::{self, PositionStore};
 use outbox_ledger::{lease, migrate as migrations, pause, zone};
 use outbox_tail::stream::{self, Family, Resume};
 use serde_json::json;
@@ -34,6 +34,11 @@ pub async fn migrate(db: &Db, with_outbox: bool) -> anyhow::Result<ExitCode> {
         n => output::line(format!("{n} migrations applied{outbox}")),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The server whose binlog is read.
+fn tailed(config: &Config, db: &Db) -> anyhow::Result<Db> {
+    Ok(servers::replica_database(config)?.unwrap_or_else(|| db.clone()))
 }
 
 /// Shows or moves the stored position.
@@ -76,6 +81,11 @@ pub async fn position(
             ))
             .await?;
             let wanted = match (gtid, file.zip(pos)) {
+                (Some(gtid), _) if gtid.trim().is_empty() => {
+                    bail!(
+                        "--gtid is empty, which would read the whole binlog again; `position reset` goes on from where the server is"
+                    )
+                }
                 (Some(gtid), _) if facts.family == Family::Mariadb => {
                     let list: GtidList = gtid.parse().context("--gtid")?;
                     Position::Mariadb(list.into())
@@ -95,6 +105,11 @@ pub async fn position(
                     bail!("the server cannot continue from {wanted}: {detail}")
                 }
                 Resume::NeedsGtid => bail!("an offset over 4 GiB needs GTIDs"),
+            }
+            if let Position::File(at) = &wanted
+                && let Some(why) = position::not_a_boundary(&tailed(config, db)?, at).await?
+            {
+                bail!("{wanted} is not between two transactions: {why}");
             }
             store(
                 config,
