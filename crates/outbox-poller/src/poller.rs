@@ -243,6 +243,8 @@ impl Poller {
     /// One pass over every table: first what is due, then what the tail left behind, which may
     /// have to be waited for. True where a full batch moved: the next pass follows at once.
     async fn pass(&self, stop: &CancellationToken) -> PortResult<bool> {
+        // Whether there is anything to deliver or not: until then the tail holds their aggregates.
+        self.outlet.lock().await.recorder.again().await?;
         let (mut again, mut failed) = (false, None);
         for left_behind in [false, true] {
             for (n, spec) in self.tables.iter().enumerate() {

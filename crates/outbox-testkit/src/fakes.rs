@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use broker::{FakeBroker, Submission};
 pub use gate::FakeGate;
-pub use table::{FakeRow, FakeTable, message};
+pub use table::{FakeRow, FakeTable, Transition, message};
 
 /// Tests that panic while they hold a lock have failed already.
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -35,6 +35,7 @@ struct State {
     latency: Duration,
     answer: Answer,
     watch: Watch,
+    arrival: Watch,
     waiting: VecDeque<(Instant, Ticket, Message)>,
     ready: Vec<(Ticket, PublishOutcome)>,
     submitted: Vec<Submission>,
@@ -51,6 +52,7 @@ impl Default for FakeBroker {
             latency: Duration::from_millis(2),
             answer: Box::new(|_| PublishOutcome::Confirmed),
             watch: Box::new(|_| ()),
+            arrival: Box::new(|_| ()),
             waiting: VecDeque::new(),
             ready: Vec::new(),
             submitted: Vec::new(),
@@ -75,6 +77,11 @@ impl FakeBroker {
         guard(&self.state).watch = Box::new(watch);
     }
 
+    /// Looks at every message that it takes, whether its confirm gets through or not.
+    pub fn on_arrival(&self, arrival: impl FnMut(&Message) + Send + 'static) {
+        guard(&self.state).arrival = Box::new(arrival);
+    }
+
     /// Time from submission to answer.
     pub fn set_latency(&self, latency: Duration) {
         guard(&self.state).latency = latency;
@@ -87,6 +94,20 @@ impl FakeBroker {
             state.lose();
         }
         state.down = down;
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Decides on the first messages without answer, and loses the answers with the channel.
+    pub fn drop_answers(&self, first: usize) {
+        let mut state = guard(&self.state);
+        for n in 0..first.min(state.waiting.len()) {
+            let message = state.waiting[n].2.clone();
+            if (state.answer)(&message) == PublishOutcome::Confirmed {
+                (state.arrival)(&message);
+            }
+        }
+        state.lose();
         drop(state);
         self.changed.notify_waiters();
     }
@@ -137,6 +158,7 @@ impl State {
             let (_, ticket, message) = self.waiting.pop_front()?;
             let outcome = (self.answer)(&message);
             if outcome == PublishOutcome::Confirmed {
+                (self.arrival)(&message);
                 self.confirmed.push(message.message_id);
             }
             self.ready.push((ticket, outcome));

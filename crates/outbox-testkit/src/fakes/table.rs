@@ -1,29 +1,39 @@
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use outbox_core::failure::FailureClass;
 use outbox_core::message::ContentType;
 use outbox_core::ports::{
-    ClaimToken, Cursor, Disposition, PollStore, PortError, PortResult, Recorded, RowOutcome, Scan,
-    StuckReport, TableBacklog, Verdict,
+    ClaimToken, Disposition, PortError, PortResult, Recorded, RowOutcome, Verdict,
 };
-use outbox_core::position::FilePosition;
 use outbox_core::retry::RetryPolicy;
 use outbox_core::row::RowState;
-use outbox_core::{
-    Aggregate, Failure, Message, OutboxRow, Position, RowId, RowKey, Status, TableIdx,
-};
+use outbox_core::{Aggregate, Failure, Message, OutboxRow, RowId, RowKey, Status, TableIdx};
 use tokio::time::Instant;
 
 use super::guard;
 
+mod store;
+
 /// Outbox tables in memory, with integer keys and the clock of tokio.
 pub struct FakeTable {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     zero: Instant,
+    /// Writes are fenced by it, if there is one.
+    epoch: Option<u64>,
+}
+
+/// A change of a row's status.
+#[derive(Clone, Debug)]
+pub struct Transition {
+    /// The row.
+    pub key: RowKey,
+    /// From.
+    pub from: Status,
+    /// To.
+    pub to: Status,
 }
 
 struct State {
@@ -40,6 +50,9 @@ struct State {
     claims: u64,
     statements: u64,
     most_recorded: usize,
+    epoch: u64,
+    lost_answers: usize,
+    transitions: Vec<Transition>,
 }
 
 /// A row. Times count from the table's making.
@@ -89,7 +102,7 @@ impl FakeTable {
     #[must_use]
     pub fn new(retry: RetryPolicy, lock_ttl: Duration) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Arc::new(Mutex::new(State {
                 rows: BTreeMap::new(),
                 retry,
                 lock_ttl,
@@ -103,9 +116,36 @@ impl FakeTable {
                 claims: 0,
                 statements: 0,
                 most_recorded: 0,
-            }),
+                epoch: 0,
+                lost_answers: 0,
+                transitions: Vec::new(),
+            })),
             zero: Instant::now(),
+            epoch: None,
         }
+    }
+
+    /// The same tables for a new leader: from now on nobody who led before writes anything.
+    #[must_use]
+    pub fn session(&self) -> Self {
+        let mut state = guard(&self.state);
+        state.epoch += 1;
+        Self {
+            state: self.state.clone(),
+            zero: self.zero,
+            epoch: Some(state.epoch),
+        }
+    }
+
+    /// The answers of the next claims and records are lost, though they are made.
+    pub fn lose_answers(&self, times: usize) {
+        guard(&self.state).lost_answers += times;
+    }
+
+    /// Every change of a status that a leader made, in order.
+    #[must_use]
+    pub fn transitions(&self) -> Vec<Transition> {
+        guard(&self.state).transitions.clone()
     }
 
     /// `failed_blocks_aggregate`.
@@ -248,6 +288,33 @@ impl FakeTable {
     }
 }
 
+impl FakeTable {
+    /// A statement that writes.
+    async fn write(&self, what: &str) -> PortResult<()> {
+        self.statement(what).await?;
+        match self.epoch {
+            Some(epoch) if epoch != guard(&self.state).epoch => Err(PortError::new(
+                Disposition::Fenced,
+                what,
+                "somebody else leads",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn answered<T>(state: &mut State, what: &str, answer: T) -> PortResult<T> {
+        if state.lost_answers == 0 {
+            return Ok(answer);
+        }
+        state.lost_answers -= 1;
+        Err(PortError::new(
+            Disposition::Backoff,
+            what,
+            "the answer is lost",
+        ))
+    }
+}
+
 fn key(table: TableIdx, id: u64) -> RowKey {
     RowKey {
         table,
@@ -311,7 +378,33 @@ impl State {
             .any(|(_, r)| self.unsettled(r, now) && !r.ready(now))
     }
 
+    fn status(&self, key: &RowKey) -> Option<Status> {
+        self.rows.get(key).map(|row| row.status)
+    }
+
+    /// Notes that a row's status is another than it was.
+    fn changed(&mut self, key: &RowKey, before: Option<Status>) {
+        if let (Some(from), Some(to)) = (before, self.status(key))
+            && from != to
+        {
+            let key = key.clone();
+            self.transitions.push(Transition { key, from, to });
+        }
+    }
+
     fn record(
+        &mut self,
+        token: Option<&ClaimToken>,
+        outcome: &RowOutcome,
+        now: Duration,
+    ) -> Recorded {
+        let before = self.status(&outcome.key);
+        let recorded = self.compare_and_record(token, outcome, now);
+        self.changed(&outcome.key, before);
+        recorded
+    }
+
+    fn compare_and_record(
         &mut self,
         token: Option<&ClaimToken>,
         outcome: &RowOutcome,
@@ -372,181 +465,5 @@ impl State {
             }
             _ => Recorded::Gone,
         }
-    }
-}
-
-#[async_trait]
-impl PollStore for FakeTable {
-    async fn scan(
-        &self,
-        table: TableIdx,
-        scan: &Scan,
-        limit: usize,
-    ) -> PortResult<Vec<(Cursor, OutboxRow)>> {
-        self.statement("scan").await?;
-        let (state, now) = (guard(&self.state), self.now());
-        let wanted = |key: &RowKey, row: &FakeRow| match scan {
-            Scan::Due => {
-                row.ready(now)
-                    && (row.next_retry_at.is_some() || row.status == Status::Processing)
-                    && !state.behind(key, row, now)
-            }
-            Scan::LeftBehind { min_age } => {
-                row.status == Status::Pending
-                    && row.next_retry_at.is_none()
-                    && row.created_at + *min_age <= now
-                    && !state.behind(key, row, now)
-            }
-            Scan::Pending { after } => {
-                row.ready(now) && after.as_ref().is_none_or(|cursor| *key > cursor.key)
-            }
-        };
-        let rows = state.rows.iter().filter(|(k, _)| k.table == table);
-        let found = rows.filter(|(k, r)| wanted(k, r)).take(limit);
-        Ok(found
-            .map(|(key, row)| {
-                let cursor = Cursor {
-                    created_at: None,
-                    key: key.clone(),
-                };
-                (cursor, row.read(key))
-            })
-            .collect())
-    }
-
-    async fn unsettled(
-        &self,
-        table: TableIdx,
-        aggregates: &[Aggregate],
-        limit: usize,
-    ) -> PortResult<Vec<(OutboxRow, bool)>> {
-        self.statement("unsettled").await?;
-        let (state, now) = (guard(&self.state), self.now());
-        let mut left: HashMap<&Aggregate, usize> = aggregates.iter().map(|a| (a, limit)).collect();
-        let mut found = Vec::new();
-        for (key, row) in state.rows.iter().filter(|(k, _)| k.table == table) {
-            if let Some(left) = left.get_mut(&row.aggregate)
-                && *left > 0
-                && state.unsettled(row, now)
-            {
-                *left -= 1;
-                found.push((row.read(key), row.ready(now)));
-            }
-        }
-        Ok(found)
-    }
-
-    async fn claim(&self, _: TableIdx, rows: &[RowKey]) -> PortResult<(ClaimToken, Vec<RowKey>)> {
-        self.statement("claim").await?;
-        let (mut state, now) = (guard(&self.state), self.now());
-        state.tokens += 1;
-        let token = ClaimToken(format!("token-{}", state.tokens));
-        let until = now + state.lock_ttl;
-        let mut ours = Vec::new();
-        for key in rows {
-            let free = !state.locked.contains(key);
-            if let Some(row) = state.rows.get_mut(key).filter(|row| free && row.ready(now)) {
-                row.status = Status::Processing;
-                (row.locked_by, row.locked_until) = (Some(token.0.clone()), Some(until));
-                row.updated_at = now;
-                ours.push(key.clone());
-            }
-        }
-        state.claims += ours.len() as u64;
-        Ok((token, ours))
-    }
-
-    async fn record(
-        &self,
-        token: Option<&ClaimToken>,
-        outcomes: &[RowOutcome],
-    ) -> PortResult<Vec<Recorded>> {
-        self.statement("record").await?;
-        let (mut state, now) = (guard(&self.state), self.now());
-        state.most_recorded = state.most_recorded.max(outcomes.len());
-        let recorded = outcomes.iter().map(|o| state.record(token, o, now));
-        Ok(recorded.collect())
-    }
-
-    async fn release(&self, token: &ClaimToken, rows: &[RowKey]) -> PortResult<()> {
-        self.statement("release").await?;
-        let mut state = guard(&self.state);
-        for key in rows {
-            if let Some(row) = state.rows.get_mut(key)
-                && row.status == Status::Processing
-                && row.locked_by.as_ref() == Some(&token.0)
-            {
-                row.status = Status::Pending;
-                (row.locked_by, row.locked_until) = (None, None);
-            }
-        }
-        Ok(())
-    }
-
-    async fn coordinate(&self) -> PortResult<Position> {
-        self.statement("coordinate").await?;
-        Ok(Position::File(FilePosition {
-            server: "fake".to_owned(),
-            file: "binlog.000001".to_owned(),
-            pos: 4,
-        }))
-    }
-
-    async fn patrol(
-        &self,
-        table: TableIdx,
-        warn_after: Duration,
-        reset_after: Duration,
-    ) -> PortResult<StuckReport> {
-        self.statement("patrol").await?;
-        let (mut state, now) = (guard(&self.state), self.now());
-        let mut report = StuckReport::default();
-        let rows = state.rows.iter_mut().filter(|(k, _)| k.table == table);
-        for (_, row) in rows.filter(|(_, r)| r.status == Status::Processing) {
-            let age = now.saturating_sub(row.updated_at);
-            if age >= reset_after {
-                row.status = Status::Pending;
-                (row.locked_by, row.locked_until) = (None, None);
-                report.reset += 1;
-            }
-            report.stuck += u64::from(age >= warn_after && age < reset_after);
-        }
-        Ok(report)
-    }
-
-    async fn backlog(&self, table: TableIdx) -> PortResult<TableBacklog> {
-        self.statement("backlog").await?;
-        let (state, now) = (guard(&self.state), self.now());
-        let of = |status| {
-            let rows = state
-                .rows
-                .iter()
-                .filter(|(k, r)| k.table == table && r.status == status);
-            rows.map(|(_, r)| r.clone()).collect::<Vec<_>>()
-        };
-        let open = [
-            Status::Pending,
-            Status::Failed,
-            Status::Processing,
-            Status::Abandoned,
-        ];
-        let oldest = of(Status::Pending).iter().map(|r| now - r.created_at).max();
-        Ok(TableBacklog {
-            by_status: open.map(|s| (s, of(s).len() as u64)).to_vec(),
-            oldest_pending_seconds: oldest.map(|d| d.as_secs()),
-        })
-    }
-
-    async fn purge(&self, table: TableIdx, older_than: Duration, limit: usize) -> PortResult<u64> {
-        self.statement("purge").await?;
-        let (mut state, now) = (guard(&self.state), self.now());
-        let old = state.rows.iter().filter(|(k, r)| {
-            k.table == table && r.status == Status::Sent && r.updated_at + older_than <= now
-        });
-        let old: Vec<RowKey> = old.map(|(k, _)| k.clone()).take(limit).collect();
-        for key in &old {
-            state.rows.remove(key);
-        }
-        Ok(old.len() as u64)
     }
 }
