@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, ensure};
 use outbox_testkit::writer::Row;
 use outbox_testkit::{
-    Mysql, MysqlOptions, Oracle, Outboxd, OutboxdConfig, Proxy, Rabbit, Sink, Verdict, Written,
-    wait,
+    Mariadb, Mysql, MysqlOptions, Oracle, Outboxd, OutboxdConfig, Proxy, Rabbit, Sink, Verdict,
+    Written, wait,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -24,10 +24,30 @@ pub const WINDOW: usize = 300;
 static SLOTS: Semaphore = Semaphore::const_new(3);
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
+/// Makes two tests of each of these functions, which take a [`Setup`]: one on MySQL, one on MariaDB.
+#[macro_export]
+macro_rules! on_both {
+    ($($name:ident),+ $(,)?) => {
+        mod on_mysql {
+            $(#[tokio::test]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::Setup::new()).await
+            })+
+        }
+        mod on_mariadb {
+            $(#[tokio::test]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::Setup::mariadb()).await
+            })+
+        }
+    };
+}
+
 /// What a world is to be like.
 #[derive(Debug, Default)]
 pub struct Setup {
     mysql: MysqlOptions,
+    mariadb: bool,
     own_broker: bool,
     toml: String,
     outbox: String,
@@ -41,7 +61,16 @@ impl Setup {
         Self::default()
     }
 
-    /// A command line option of MySQL.
+    /// The same on MariaDB.
+    #[must_use]
+    pub fn mariadb() -> Self {
+        Self {
+            mariadb: true,
+            ..Self::default()
+        }
+    }
+
+    /// A command line option of the database server.
     #[must_use]
     pub fn mysql(mut self, option: &str) -> Self {
         self.mysql = self.mysql.option(option);
@@ -84,7 +113,11 @@ impl Setup {
     /// A server that does not start.
     pub async fn build(self) -> Result<World> {
         let slot = SLOTS.acquire().await?;
-        let mysql = Mysql::start(self.mysql).await?;
+        let mysql = if self.mariadb {
+            Mariadb::start(self.mysql).await?
+        } else {
+            Mysql::start(self.mysql).await?
+        };
         mysql.prepare().await?;
         let rabbit = if self.own_broker {
             Arc::new(Rabbit::start().await?)
@@ -338,14 +371,16 @@ pub fn insert(n: u32) -> String {
     )
 }
 
-/// The statement that inserts `rows` rows at once, with payloads of `bytes` more bytes.
+/// The statement that inserts `rows` rows (up to a million) at once, with payloads of `bytes` more bytes.
 #[must_use]
 pub fn insert_many(rows: u32, bytes: u32) -> String {
+    // Both families stop a recursion at a thousand.
     format!(
         "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) \
-         SELECT /*+ SET_VAR(cte_max_recursion_depth = 1000000) */ 'order', CONCAT('o', n % 10), 'OrderPaid', \
-         JSON_OBJECT('n', n, 'pad', REPEAT('x', {bytes})) \
-         FROM (WITH RECURSIVE seq (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM seq WHERE n < {rows}) \
-         SELECT n FROM seq) AS numbers ORDER BY n"
+         SELECT 'order', CONCAT('o', n % 10), 'OrderPaid', JSON_OBJECT('n', n, 'pad', REPEAT('x', {bytes})) \
+         FROM (WITH RECURSIVE seq (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM seq WHERE i < 999) \
+         SELECT 1000 * a.i + b.i + 1 AS n FROM seq AS a JOIN seq AS b \
+         WHERE a.i <= {} AND 1000 * a.i + b.i < {rows}) AS numbers ORDER BY n",
+        rows.saturating_sub(1) / 1000
     )
 }

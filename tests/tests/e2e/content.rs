@@ -5,8 +5,13 @@ use std::collections::HashSet;
 use anyhow::{Context, Result, ensure};
 use lapin::types::AMQPValue;
 use mysql_async::prelude::Queryable;
-use outbox_e2e::{SOON, Setup, WINDOW, World, insert, insert_many};
+use outbox_e2e::{SOON, Setup, WINDOW, World, insert, insert_many, on_both};
 use outbox_testkit::{Received, wait};
+
+on_both!(
+    rows_behind_a_rollback_to_a_savepoint_are_never_published,
+    binary_ids_keep_their_trailing_zeros_without_status_columns,
+);
 
 /// What a consumer sees of a message, but for what differs between any two rows.
 fn seen(message: &Received) -> String {
@@ -104,9 +109,8 @@ async fn compressed_transactions_arrive_like_any_other() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn rows_behind_a_rollback_to_a_savepoint_are_never_published() -> Result<()> {
-    let world = Setup::new().start().await?;
+async fn rows_behind_a_rollback_to_a_savepoint_are_never_published(setup: Setup) -> Result<()> {
+    let world = setup.start().await?;
     let mut conn = world.mysql.conn().await?;
     for round in 0..3 {
         let n = 10 * round;
@@ -154,9 +158,8 @@ async fn rollbacks_mixed_with_a_table_without_transactions_publish_no_ghost() ->
     Ok(())
 }
 
-#[tokio::test]
-async fn binary_ids_keep_their_trailing_zeros_without_status_columns() -> Result<()> {
-    let world = Setup::new()
+async fn binary_ids_keep_their_trailing_zeros_without_status_columns(setup: Setup) -> Result<()> {
+    let world = setup
         .table(
             "CREATE TABLE outbox (id BINARY(16) PRIMARY KEY, aggregate_id VARCHAR(64) NOT NULL, \
              event_type VARCHAR(64) NOT NULL, payload BLOB NOT NULL)",

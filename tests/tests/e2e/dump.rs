@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use outbox_e2e::{SOON, Setup, WINDOW, insert_many};
+use outbox_e2e::{SOON, Setup, WINDOW, insert_many, on_both};
 use outbox_testkit::{Direction, wait};
 
-#[tokio::test]
-async fn a_silent_link_is_given_up_within_three_heartbeats_and_an_idle_one_is_kept() -> Result<()> {
-    let world = Setup::new()
+on_both!(a_silent_link_is_given_up_within_three_heartbeats_and_an_idle_one_is_kept,);
+
+async fn a_silent_link_is_given_up_within_three_heartbeats_and_an_idle_one_is_kept(
+    setup: Setup,
+) -> Result<()> {
+    let world = setup
         .config("mysql.heartbeat = \"1s\"\nlease.ttl = \"30s\"")
         .start()
         .await?;

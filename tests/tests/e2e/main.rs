@@ -4,6 +4,7 @@
 mod broker;
 mod content;
 mod dump;
+mod mariadb;
 mod operation;
 mod position;
 mod rows;

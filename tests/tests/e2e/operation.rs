@@ -4,12 +4,16 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use outbox_e2e::{SOON, Setup, WINDOW};
+use outbox_e2e::{SOON, Setup, WINDOW, on_both};
 use outbox_testkit::{Outboxd, Writer, WriterOptions, wait};
 
-#[tokio::test]
-async fn sigterm_drains_and_ends_with_zero_and_nothing_comes_twice() -> Result<()> {
-    let mut world = Setup::new().start().await?;
+on_both!(
+    sigterm_drains_and_ends_with_zero_and_nothing_comes_twice,
+    a_standby_takes_over_when_the_leader_is_killed,
+);
+
+async fn sigterm_drains_and_ends_with_zero_and_nothing_comes_twice(setup: Setup) -> Result<()> {
+    let mut world = setup.start().await?;
     let writer = Writer::start(&world.mysql, WriterOptions::default())?;
     world.sink.wait_for_count(200, SOON).await?;
     let status = world.outboxd.terminate().await?;
@@ -20,9 +24,8 @@ async fn sigterm_drains_and_ends_with_zero_and_nothing_comes_twice() -> Result<(
     Ok(())
 }
 
-#[tokio::test]
-async fn a_standby_takes_over_when_the_leader_is_killed() -> Result<()> {
-    let mut world = Setup::new().start().await?;
+async fn a_standby_takes_over_when_the_leader_is_killed(setup: Setup) -> Result<()> {
+    let mut world = setup.start().await?;
     let mut standby = Outboxd::new(world.config.clone())?;
     standby.start().await?;
     standby.wait_ready().await?;
