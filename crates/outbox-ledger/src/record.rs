@@ -1,7 +1,7 @@
 //! Recording outcomes in an outbox table: exact columns, compare-and-set. Used by the tail's
 //! settle and by the poller's claims alike.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use outbox_core::failure::{Failure, FailureClass};
 use outbox_core::ports::{Recorded, RowOutcome, Verdict};
@@ -11,7 +11,7 @@ use outbox_core::spec::OnSent;
 use outbox_core::status::Status;
 use sqlx::{MySqlConnection, Row};
 
-use crate::error::DbResult;
+use crate::error::{DbError, DbResult, LOCK_NOWAIT, LOCK_WAIT_TIMEOUT};
 use crate::parked::micros;
 use crate::sql;
 use crate::table::OutboxTable;
@@ -70,14 +70,12 @@ async fn record_sent(
     recorded: &mut [Recorded],
 ) -> DbResult<()> {
     let mut ids: Vec<RowId> = chunk.iter().map(|(_, id)| (*id).clone()).collect();
+    let mut busy = HashSet::new();
     if mode.skip_locked {
-        let free = lockable(conn, table, &ids).await?;
-        for (i, id) in chunk {
-            if !free.contains_key(*id) {
-                recorded[*i] = absent_or_busy(conn, table, id).await?;
-            }
-        }
-        ids.retain(|id| free.contains_key(id));
+        (ids, busy) = take(conn, table, &ids).await?;
+    }
+    for (i, _) in chunk.iter().filter(|(_, id)| busy.contains(*id)) {
+        recorded[*i] = Recorded::Busy;
     }
     if ids.is_empty() {
         return Ok(());
@@ -113,15 +111,17 @@ async fn record_sent(
     } else {
         statuses(conn, table, &ids).await?
     };
+    // What could be taken, in the order of the chunk, which is sorted.
     for (i, id) in chunk {
-        if recorded[*i] == Recorded::Busy || !ids.contains(id) {
+        if ids.binary_search(id).is_err() {
             continue;
         }
-        // Without on_sent = delete a row that is there and sent was marked, now or before.
+        // A row that is there and sent was marked, now or before; one that is to be deleted and
+        // is not there was deleted, now or before.
         let sent = match table.spec.on_sent {
             _ if all => true,
             OnSent::Mark => matches!(now.get(*id), Some((Some(Status::Sent), _))),
-            OnSent::Delete => false,
+            OnSent::Delete => !now.contains_key(*id),
         };
         recorded[*i] = if sent { Recorded::Sent } else { Recorded::Gone };
     }
@@ -137,12 +137,12 @@ async fn record_failed(
     failure: &Failure,
     retry_count: u32,
 ) -> DbResult<Recorded> {
-    if mode.skip_locked
-        && lockable(conn, table, std::slice::from_ref(id))
-            .await?
-            .is_empty()
-    {
-        return absent_or_busy(conn, table, id).await;
+    if mode.skip_locked {
+        let (free, busy) = take(conn, table, std::slice::from_ref(id)).await?;
+        if free.is_empty() {
+            let busy = busy.contains(id);
+            return Ok(if busy { Recorded::Busy } else { Recorded::Gone });
+        }
     }
     let columns = &table.spec.columns;
     let (status, count) = (
@@ -166,11 +166,19 @@ async fn record_failed(
         set.push_str(&format!(", {} = ?", sql::quote(error)));
     }
     let claim = mode.token.zip(columns.locked_by.as_ref());
-    let held = claim.map_or(String::new(), |(_, by)| {
-        format!(" AND {} = ?", sql::quote(by))
-    });
+    // Whoever holds a claim on the row records its failures. A relay of the application's own may
+    // claim a row and leave it pending.
+    let held = match (claim, &columns.locked_until) {
+        (Some((_, by)), _) => format!(" AND {} = ?", sql::quote(by)),
+        (None, Some(until)) => {
+            format!(" AND COALESCE({} <= NOW(6), TRUE)", sql::quote(until))
+        }
+        (None, None) => String::new(),
+    };
+    // NULL and numbers below zero are read as no retries.
     let text = format!(
-        "UPDATE {} FORCE INDEX (PRIMARY) SET {set} WHERE {} = ? AND {status} = ? AND {count} = ?{held}",
+        "UPDATE {} FORCE INDEX (PRIMARY) SET {set} WHERE {} = ? AND {status} = ? \
+         AND GREATEST(COALESCE({count}, 0), 0) = ?{held}",
         table.name, table.id
     );
     let (from, to) = (
@@ -219,49 +227,61 @@ async fn record_failed(
     })
 }
 
-/// Rows that can be locked now, locked.
-async fn lockable(
+/// Locks what can be had of these rows, without waiting: those, in the order of `ids`, and those
+/// that somebody keeps locked. What is in neither is not there.
+pub(crate) async fn take(
     conn: &mut MySqlConnection,
     table: &OutboxTable,
     ids: &[RowId],
-) -> DbResult<HashMap<RowId, ()>> {
+) -> DbResult<(Vec<RowId>, HashSet<RowId>)> {
+    let free = among(conn, table, ids, " FOR UPDATE SKIP LOCKED").await?;
+    let (free, rest): (Vec<RowId>, Vec<RowId>) =
+        ids.iter().cloned().partition(|id| free.contains(id));
+    let mut busy = HashSet::new();
+    if rest.is_empty() {
+        return Ok((free, busy));
+    }
+    let there = among(conn, table, &rest, "").await?;
+    for id in rest {
+        if there.contains(&id) || !is_absent(conn, table, &id).await? {
+            busy.insert(id);
+        }
+    }
+    Ok((free, busy))
+}
+
+/// Which of these rows a SELECT returns; `tail` says how it locks.
+async fn among(
+    conn: &mut MySqlConnection,
+    table: &OutboxTable,
+    ids: &[RowId],
+    tail: &str,
+) -> DbResult<HashSet<RowId>> {
     let text = format!(
-        "SELECT {id} FROM {} WHERE {id} IN {} FOR UPDATE SKIP LOCKED",
+        "SELECT {id} FROM {} WHERE {id} IN {}{tail}",
         table.name,
         sql::list(ids.len()),
         id = table.id
     );
     let rows = sql::bind_ids(sql::query(text), ids).fetch_all(conn).await?;
-    rows.iter()
-        .map(|row| Ok((table.row_id(row, 0)?, ())))
-        .collect()
+    rows.iter().map(|row| table.row_id(row, 0)).collect()
 }
 
-/// A row that could not be locked: gone, or in somebody's hands.
-async fn absent_or_busy(
-    conn: &mut MySqlConnection,
-    table: &OutboxTable,
-    id: &RowId,
-) -> DbResult<Recorded> {
-    let there = statuses(conn, table, std::slice::from_ref(id)).await?;
-    // An insert that is not committed yet is not visible either; the caller's next attempt waits
-    // for it, so absence is believed only without a lock in the way.
+/// Whether a row that is not visible is not there. The binlog may tell of a row before its commit
+/// is finished: that row is locked, and not visible yet.
+async fn is_absent(conn: &mut MySqlConnection, table: &OutboxTable, id: &RowId) -> DbResult<bool> {
     let text = format!(
         "SELECT 1 FROM {} WHERE {} = ? FOR UPDATE NOWAIT",
         table.name, table.id
     );
-    if there.is_empty() {
-        return Ok(
-            match sql::bind_id(sql::query(text), id)
-                .fetch_optional(conn)
-                .await
-            {
-                Ok(None) => Recorded::Gone,
-                Ok(Some(_)) | Err(_) => Recorded::Busy,
-            },
-        );
+    let row = sql::bind_id(sql::query(text), id)
+        .fetch_optional(conn)
+        .await;
+    match row.map_err(DbError::from) {
+        Ok(row) => Ok(row.is_none()),
+        Err(e) if matches!(e.number(), Some(LOCK_NOWAIT | LOCK_WAIT_TIMEOUT)) => Ok(false),
+        Err(e) => Err(e),
     }
-    Ok(Recorded::Busy)
 }
 
 /// Status and retry count now.
@@ -272,7 +292,7 @@ async fn statuses(
 ) -> DbResult<HashMap<RowId, (Option<Status>, u32)>> {
     let columns = &table.spec.columns;
     let text = format!(
-        "SELECT {id}, CAST({} AS CHAR), CAST({} AS UNSIGNED) FROM {} WHERE {id} IN {}",
+        "SELECT {id}, CAST({} AS CHAR), CAST(GREATEST(COALESCE({}, 0), 0) AS UNSIGNED) FROM {} WHERE {id} IN {}",
         quoted(columns.status.as_ref()),
         quoted(columns.retry_count.as_ref()),
         table.name,
@@ -281,10 +301,8 @@ async fn statuses(
     );
     let rows = sql::bind_ids(sql::query(text), ids).fetch_all(conn).await?;
     let read = |row: &sqlx::mysql::MySqlRow| {
-        let status = table
-            .spec
-            .status_values
-            .from_text(&crate::layouts::text(row, 1)?);
+        let status = crate::layouts::optional(row, 1)?
+            .and_then(|text| table.spec.status_values.from_text(&text));
         let count: u64 = row.try_get_unchecked(2)?;
         Ok((
             table.row_id(row, 0)?,
@@ -325,9 +343,12 @@ pub(crate) fn fitted(table: &OutboxTable, column: &str, reason: &str) -> String 
     let Some(column) = table.layout.column(column) else {
         return String::new();
     };
+    // The layout counts octets, of which each character has as many as the longest.
     let (width, narrow) = match column.charset.as_deref() {
         Some("utf8mb4") => (4, false),
-        Some("utf8mb3" | "utf8") => (3, true),
+        Some("gb18030" | "utf16" | "utf16le" | "utf32") => (4, true),
+        Some("utf8mb3" | "utf8" | "ujis" | "eucjpms") => (3, true),
+        Some("gbk" | "gb2312" | "big5" | "sjis" | "cp932" | "euckr" | "ucs2") => (2, true),
         _ => (1, true),
     };
     let room = column.octets.map_or(Failure::MAX_REASON, |o| {

@@ -24,7 +24,7 @@ use crate::error::{DEADLOCK, DbError, DbResult, LOCK_WAIT_TIMEOUT};
 use crate::lease::Epoch;
 use crate::parked::{NewParked, ParkedTable};
 use crate::position::Writer;
-use crate::record::{Mode, record};
+use crate::record::{Mode, record, take};
 use crate::table::OutboxTable;
 use crate::{behind, layouts, look, position, sql};
 
@@ -119,7 +119,9 @@ impl TailLedger {
                     };
                     record(conn, table, &self.retry, mode, &outcomes).await?
                 }
-                Tracking::None => untracked(conn, table, parked, &self.retry, &outcomes).await?,
+                Tracking::None => {
+                    untracked(conn, table, parked, &self.retry, skip_locked, &outcomes).await?
+                }
             };
             for (i, r) in at.into_iter().zip(rows) {
                 recorded[i] = r;
@@ -136,10 +138,11 @@ async fn untracked(
     table: &OutboxTable,
     parked: &ParkedTable,
     retry: &RetryPolicy,
+    skip_locked: bool,
     outcomes: &[&RowOutcome],
 ) -> DbResult<Vec<Recorded>> {
     let (mut recorded, mut park, mut delete) = (Vec::new(), Vec::new(), Vec::new());
-    for outcome in outcomes {
+    for (i, outcome) in outcomes.iter().enumerate() {
         let new = |status, retry_count, due_in, message, error| NewParked {
             id: &outcome.key.id,
             aggregate: &outcome.aggregate,
@@ -151,7 +154,7 @@ async fn untracked(
         };
         recorded.push(match &outcome.verdict {
             Verdict::Sent => {
-                delete.push(outcome.key.id.clone());
+                delete.push((outcome.key.id.clone(), i));
                 Recorded::Sent
             }
             Verdict::Failed {
@@ -191,19 +194,44 @@ async fn untracked(
     }
     parked.park(conn, &park).await?;
     if table.spec.on_sent == OnSent::Delete {
-        for ids in delete.chunks(sql::BATCH) {
-            let text = format!(
-                "DELETE FROM {} WHERE {} IN {}",
-                table.name,
-                table.id,
-                sql::list(ids.len())
-            );
-            sql::bind_ids(sql::query(text), ids)
-                .execute(&mut *conn)
-                .await?;
+        let busy = remove(conn, table, skip_locked, &mut delete).await?;
+        for i in busy {
+            recorded[i] = Recorded::Busy;
         }
     }
     Ok(recorded)
+}
+
+/// Deletes rows that were sent, and returns the places of those that somebody keeps locked.
+async fn remove(
+    conn: &mut MySqlConnection,
+    table: &OutboxTable,
+    skip_locked: bool,
+    rows: &mut [(RowId, usize)],
+) -> DbResult<Vec<usize>> {
+    rows.sort_unstable();
+    let mut kept = Vec::new();
+    for chunk in rows.chunks(sql::BATCH) {
+        let mut ids: Vec<RowId> = chunk.iter().map(|(id, _)| id.clone()).collect();
+        if skip_locked {
+            let (free, busy) = take(conn, table, &ids).await?;
+            ids = free;
+            let places = chunk.iter().filter(|(id, _)| busy.contains(id));
+            kept.extend(places.map(|(_, i)| *i));
+        }
+        if ids.is_empty() {
+            continue;
+        }
+        let text = format!(
+            "DELETE FROM {} WHERE {} IN {}",
+            table.name,
+            table.id,
+            sql::list(ids.len())
+        );
+        let query = sql::bind_ids(sql::query(text), &ids);
+        query.execute(&mut *conn).await?;
+    }
+    Ok(kept)
 }
 
 #[async_trait]
