@@ -83,6 +83,16 @@ pub struct LeaseState {
     pub standbys: Vec<String>,
 }
 
+/// Whether a claim to the lease has a chance.
+enum Takeable {
+    /// Nobody ever had the lease.
+    Never,
+    /// It is free, or this instance's; with the epoch to follow.
+    Yes(u64),
+    /// Another instance leads.
+    No,
+}
+
 impl Lease {
     /// A claim with a fresh owner token.
     #[must_use]
@@ -100,10 +110,13 @@ impl Lease {
     pub async fn acquire(&self) -> PortResult<Option<Epoch>> {
         let work = async {
             let mut session = self.db.session().await?;
-            let epoch = if self.takeable(&mut session, "").await?.is_some() {
-                self.take(&mut session).await?
-            } else {
-                None
+            let epoch = match self.takeable(&mut session, "").await? {
+                Takeable::No => None,
+                Takeable::Yes(_) => self.take(&mut session).await?,
+                Takeable::Never => {
+                    self.prepare(&mut session).await?;
+                    self.take(&mut session).await?
+                }
             };
             if epoch.is_none() {
                 self.announce(&mut session).await?;
@@ -114,8 +127,7 @@ impl Lease {
         self.db.run("acquire the lease", work).await
     }
 
-    /// The epoch to follow if the lease may be taken (0 where there is no row yet).
-    async fn takeable(&self, conn: &mut MySqlConnection, lock: &str) -> DbResult<Option<u64>> {
+    async fn takeable(&self, conn: &mut MySqlConnection, lock: &str) -> DbResult<Takeable> {
         let row = crate::sql::query(format!(
             "SELECT epoch, instance, owner, lease_until <= UTC_TIMESTAMP(6) \
              FROM outboxd_lease WHERE name = ? {lock}"
@@ -123,34 +135,51 @@ impl Lease {
         .bind(&*self.name)
         .fetch_optional(conn)
         .await?;
-        let Some(row) = row else { return Ok(Some(0)) };
+        let Some(row) = row else {
+            return Ok(Takeable::Never);
+        };
         let over: i64 = row.try_get_unchecked(3)?;
         let ours = text(&row, 1)? == self.instance;
         let free = over != 0 || ours || text(&row, 2)?.is_empty();
-        Ok(if free { Some(row.try_get(0)?) } else { None })
+        Ok(if free {
+            Takeable::Yes(row.try_get(0)?)
+        } else {
+            Takeable::No
+        })
+    }
+
+    /// Makes the row of a lease that nobody has: only a row that is there can be locked, and two
+    /// first takers must not begin the same epoch.
+    async fn prepare(&self, conn: &mut MySqlConnection) -> DbResult<()> {
+        sqlx::query(
+            "INSERT INTO outboxd_lease \
+             (name, owner, instance, epoch, lease_until, acquired_at, renewed_at) \
+             VALUES (?, '', '', 0, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
+             ON DUPLICATE KEY UPDATE name = VALUES(name)",
+        )
+        .bind(&*self.name)
+        .execute(conn)
+        .await?;
+        Ok(())
     }
 
     async fn take(&self, conn: &mut MySqlConnection) -> DbResult<Option<Epoch>> {
         let mut tx = conn.begin().await?;
-        let Some(last) = self.takeable(&mut tx, "FOR UPDATE").await? else {
+        let Takeable::Yes(last) = self.takeable(&mut tx, "FOR UPDATE").await? else {
             tx.rollback().await?;
             return Ok(None);
         };
         let epoch = last + 1;
         sqlx::query(
-            "INSERT INTO outboxd_lease \
-             (name, owner, instance, epoch, lease_until, acquired_at, renewed_at) \
-             VALUES (?, ?, ?, ?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, UTC_TIMESTAMP(6), \
-             UTC_TIMESTAMP(6)) ON DUPLICATE KEY UPDATE \
-             owner = VALUES(owner), instance = VALUES(instance), epoch = VALUES(epoch), \
-             lease_until = VALUES(lease_until), acquired_at = VALUES(acquired_at), \
-             renewed_at = VALUES(renewed_at)",
+            "UPDATE outboxd_lease SET owner = ?, instance = ?, epoch = ?, \
+             lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+             acquired_at = UTC_TIMESTAMP(6), renewed_at = UTC_TIMESTAMP(6) WHERE name = ?",
         )
-        .bind(&*self.name)
         .bind(&self.owner)
         .bind(&self.instance)
         .bind(epoch)
         .bind(self.ttl_micros())
+        .bind(&*self.name)
         .execute(&mut *tx)
         .await?;
         set_fence(&mut tx, &self.name, epoch).await?;
