@@ -2,20 +2,25 @@
 
 use std::collections::HashMap;
 
+use outbox_core::binder::print_binary;
 use outbox_core::ports::Seen;
-use outbox_core::row::{Aggregate, OutboxRow, RowId};
+use outbox_core::row::{Aggregate, Cell, OutboxRow, RowId};
 use outbox_core::status::Status;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
+use crate::cells::CellPlan;
+use crate::claims::terms::{by_created, of_aggregate};
 use crate::error::DbResult;
 use crate::layouts::text;
 use crate::record::quoted;
-use crate::sql::{self, Bound};
+use crate::sql;
 use crate::table::OutboxTable;
 
 /// Aggregates in one statement: each is a range of the index on them.
 const AGGREGATES: usize = 128;
+/// What the table is called in statements on aggregates.
+const ALIAS: &str = "o";
 
 /// How the rows stand, parallel to `ids`.
 pub(crate) async fn look(
@@ -32,7 +37,8 @@ pub(crate) async fn look(
     let mut found = HashMap::with_capacity(ids.len());
     for ids in ids.chunks(sql::BATCH) {
         let statement = format!(
-            "SELECT {id}, CAST({} AS CHAR), CAST({} AS UNSIGNED), CAST({} AS SIGNED), CAST({} AS SIGNED) FROM {} WHERE {id} IN {}",
+            "SELECT {id}, CAST({} AS CHAR), CAST(GREATEST(COALESCE({}, 0), 0) AS UNSIGNED), \
+             CAST({} AS SIGNED), CAST({} AS SIGNED) FROM {} WHERE {id} IN {}",
             quoted(columns.status.as_ref()),
             quoted(columns.retry_count.as_ref()),
             future(&columns.next_retry_at),
@@ -97,9 +103,10 @@ pub(crate) async fn holding(
         condition.push_str(&format!(" OR {status} = ?"));
         statuses.push(Status::Failed);
     }
+    let identity = Identity::of(table)?;
     let statement = format!(
         "{} WHERE {condition} {} LIMIT {limit}",
-        identity(table),
+        identity.select(),
         order(table)
     );
     let mut query = sql::query(statement);
@@ -107,7 +114,7 @@ pub(crate) async fn holding(
         query = sql::bind_status(query, table.spec.status_values.value(status));
     }
     let rows = query.fetch_all(conn).await?;
-    rows.iter().map(|row| bind_identity(table, row)).collect()
+    rows.iter().map(|row| identity.bind(row)).collect()
 }
 
 /// What is left of these aggregates.
@@ -135,20 +142,33 @@ pub(crate) async fn remaining(
                 sql::quote(next)
             )
         });
+    let identity = Identity::of(table)?;
+    // What no row of the table can belong to has nothing left.
+    let terms: Vec<(String, Vec<RowId>)> = aggregates
+        .iter()
+        .filter_map(|aggregate| of_aggregate(table, ALIAS, aggregate))
+        .collect();
     let mut found = Vec::new();
-    for aggregates in aggregates.chunks(AGGREGATES) {
+    for terms in terms.chunks(AGGREGATES) {
+        // Padded like every list, by the last one.
+        let mut any: Vec<&(String, Vec<RowId>)> = terms.iter().collect();
+        any.resize(sql::padded(terms.len()), &terms[terms.len() - 1]);
+        let conditions: Vec<String> = any.iter().map(|(term, _)| format!("({term})")).collect();
         let statement = format!(
-            "{} WHERE {} AND {status} IN ({places}){delayed} {} LIMIT {limit}",
-            identity(table),
-            aggregates_are(table, aggregates.len()),
+            "{} WHERE ({}) AND {status} IN ({places}){delayed} {} LIMIT {limit}",
+            identity.select(),
+            conditions.join(" OR "),
             order(table)
         );
-        let mut query = bind_aggregates(table, sql::query(statement), aggregates);
+        let mut query = sql::query(statement);
+        for value in any.iter().flat_map(|(_, values)| values) {
+            query = sql::bind_id(query, value);
+        }
         for status in &open {
             query = sql::bind_status(query, table.spec.status_values.value(*status));
         }
         for row in query.fetch_all(&mut *conn).await? {
-            found.push(bind_identity(table, &row)?);
+            found.push(identity.bind(&row)?);
         }
     }
     found.truncate(limit);
@@ -180,78 +200,55 @@ pub(crate) async fn read(
     Ok(found)
 }
 
-/// `((aggregate_type = ? AND aggregate_id = ?) OR …)` for so many aggregates, padded.
-pub(crate) fn aggregates_are(table: &OutboxTable, len: usize) -> String {
-    let columns = &table.spec.columns;
-    let id = sql::quote(&columns.aggregate_id);
-    match &columns.aggregate_type {
-        Some(kind) => {
-            let one = format!("({} = ? AND {id} = ?)", sql::quote(kind));
-            format!("({})", vec![one; sql::padded(len)].join(" OR "))
-        }
-        None => format!("{id} IN {}", sql::list(len)),
-    }
-}
-
-/// Binds what [`aggregates_are`] has places for.
-pub(crate) fn bind_aggregates<'q>(
-    table: &OutboxTable,
-    mut query: Bound<'q>,
-    aggregates: &[Aggregate],
-) -> Bound<'q> {
-    for i in 0..sql::padded(aggregates.len()) {
-        let Some(aggregate) = aggregates.get(i).or(aggregates.last()) else {
-            break;
-        };
-        if table.spec.columns.aggregate_type.is_some() {
-            query = query.bind(aggregate.kind.to_string());
-        }
-        query = query.bind(aggregate.id.to_string());
-    }
-    query
-}
-
 /// Delivery order: by id where ids are integers, else by `created_at` and id.
-pub(crate) fn order(table: &OutboxTable) -> String {
-    match created_order(table) {
-        Some(created) => format!("ORDER BY {created}, {}", table.id),
+fn order(table: &OutboxTable) -> String {
+    match by_created(table) {
+        Some(created) => format!("ORDER BY {}, {}", sql::quote(created), table.id),
         None => format!("ORDER BY {}", table.id),
     }
 }
 
-/// The `created_at` column, quoted, where it is part of the delivery order.
-pub(crate) fn created_order(table: &OutboxTable) -> Option<String> {
-    let id = table.layout.column(&table.spec.columns.id)?;
-    let integer = id.data_type.ends_with("int");
-    table
-        .spec
-        .columns
-        .created_at
-        .as_ref()
-        .filter(|_| !integer)
-        .map(|c| sql::quote(c))
+/// How the identity of rows is read: key and aggregate, printed as in their messages.
+struct Identity<'a> {
+    table: &'a OutboxTable,
+    aggregate: CellPlan,
 }
 
-/// `SELECT id, aggregate_type, aggregate_id FROM …` for [`bind_identity`].
-fn identity(table: &OutboxTable) -> String {
-    let columns = &table.spec.columns;
-    let kind = columns
-        .aggregate_type
-        .as_ref()
-        .map_or("''".to_owned(), |c| sql::quote(c));
-    format!(
-        "SELECT {}, CAST({kind} AS CHAR), CAST({} AS CHAR) FROM {}",
-        table.id,
-        sql::quote(&columns.aggregate_id),
-        table.name
-    )
+impl<'a> Identity<'a> {
+    fn of(table: &'a OutboxTable) -> DbResult<Self> {
+        let columns = &table.spec.columns;
+        let names = columns.aggregate_type.iter().chain([&columns.aggregate_id]);
+        let names: Vec<String> = names.cloned().collect();
+        let aggregate = CellPlan::new(&table.layout, &names)?;
+        Ok(Self { table, aggregate })
+    }
+
+    /// `SELECT … FROM the table`, which is called [`ALIAS`].
+    fn select(&self) -> String {
+        let (list, id) = (self.aggregate.list(), &self.table.id);
+        format!("SELECT {list}, {id} FROM {} {ALIAS}", self.table.name)
+    }
+
+    fn bind(&self, row: &MySqlRow) -> DbResult<(Aggregate, RowId)> {
+        let mut cells = self.aggregate.decode(row)?;
+        let id = cells.pop().map_or(String::new(), |cell| printed(&cell));
+        let kind = cells.pop().map_or(String::new(), |cell| printed(&cell));
+        let aggregate = Aggregate {
+            table: self.table.idx,
+            kind: kind.into(),
+            id: id.into(),
+        };
+        Ok((aggregate, self.table.row_id(row, self.aggregate.len())?))
+    }
 }
 
-fn bind_identity(table: &OutboxTable, row: &MySqlRow) -> DbResult<(Aggregate, RowId)> {
-    let aggregate = Aggregate {
-        table: table.idx,
-        kind: text(row, 1)?.into(),
-        id: text(row, 2)?.into(),
-    };
-    Ok((aggregate, table.row_id(row, 0)?))
+/// A cell as text, as the binder prints it; NULL is empty.
+fn printed(cell: &Cell) -> String {
+    match cell {
+        Cell::Null => String::new(),
+        Cell::Int(n) => n.to_string(),
+        Cell::UInt(n) => n.to_string(),
+        Cell::Text(t) => String::from_utf8_lossy(t).into_owned(),
+        Cell::Binary(b) => print_binary(b),
+    }
 }

@@ -290,44 +290,55 @@ impl Terms<'_> {
         a: &str,
         aggregate: &Aggregate,
     ) -> Option<(String, Vec<RowId>)> {
-        let columns = &self.table.spec.columns;
-        let kind = columns.aggregate_type.as_deref();
-        let kind = kind.map(|c| (c, &*aggregate.kind));
-        let id = (columns.aggregate_id.as_str(), &*aggregate.id);
-        self.are(a, kind.into_iter().chain([id]))
+        of_aggregate(self.table, a, aggregate)
     }
 
     /// The same for any aggregate of this id, whatever its type.
     pub(crate) fn of_aggregate_id(&self, a: &str, id: &str) -> Option<(String, Vec<RowId>)> {
-        self.are(a, [(self.table.spec.columns.aggregate_id.as_str(), id)])
+        let column = self.table.spec.columns.aggregate_id.as_str();
+        print_like(self.table, a, [(column, id)])
     }
+}
 
-    /// Columns that print like this.
-    fn are<'b>(
-        &self,
-        a: &str,
-        parts: impl IntoIterator<Item = (&'b str, &'b str)>,
-    ) -> Option<(String, Vec<RowId>)> {
-        let (mut conditions, mut values) = (Vec::new(), Vec::new());
-        for (column, value) in parts {
-            let nullable = self.table.layout.column(column)?.nullable;
-            let name = format!("{a}.{}", sql::quote(column));
-            match (parse_as(self.table, column, value), value.is_empty()) {
-                (Some(v), true) if nullable => {
-                    conditions.push(format!("({name} = ? OR {name} IS NULL)"));
-                    values.push(v);
-                }
-                (Some(v), _) => {
-                    conditions.push(format!("{name} = ?"));
-                    values.push(v);
-                }
-                // No integer prints as nothing: it was NULL.
-                (None, true) if nullable => conditions.push(format!("{name} IS NULL")),
-                (None, _) => return None,
+/// The condition that a row of the table, seen through an alias, belongs to an aggregate, and what
+/// to bind for it; `None` for one that no row can belong to.
+pub(crate) fn of_aggregate(
+    table: &OutboxTable,
+    a: &str,
+    aggregate: &Aggregate,
+) -> Option<(String, Vec<RowId>)> {
+    let columns = &table.spec.columns;
+    let kind = columns.aggregate_type.as_deref();
+    let kind = kind.map(|c| (c, &*aggregate.kind));
+    let id = (columns.aggregate_id.as_str(), &*aggregate.id);
+    print_like(table, a, kind.into_iter().chain([id]))
+}
+
+/// The condition that columns print like this.
+fn print_like<'b>(
+    table: &OutboxTable,
+    a: &str,
+    parts: impl IntoIterator<Item = (&'b str, &'b str)>,
+) -> Option<(String, Vec<RowId>)> {
+    let (mut conditions, mut values) = (Vec::new(), Vec::new());
+    for (column, value) in parts {
+        let nullable = table.layout.column(column)?.nullable;
+        let name = format!("{a}.{}", sql::quote(column));
+        match (parse_as(table, column, value), value.is_empty()) {
+            (Some(v), true) if nullable => {
+                conditions.push(format!("({name} = ? OR {name} IS NULL)"));
+                values.push(v);
             }
+            (Some(v), _) => {
+                conditions.push(format!("{name} = ?"));
+                values.push(v);
+            }
+            // No integer prints as nothing: it was NULL.
+            (None, true) if nullable => conditions.push(format!("{name} IS NULL")),
+            (None, _) => return None,
         }
-        Some((conditions.join(" AND "), values))
     }
+    Some((conditions.join(" AND "), values))
 }
 
 /// The value of a column that prints like this, of the kind to compare that column with.
