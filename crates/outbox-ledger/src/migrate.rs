@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use outbox_core::ports::PortResult;
 use sqlx::MySqlConnection;
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::{Migrate as _, MigrateError, Migrator};
 
 use crate::connect::Db;
 use crate::error::{DbError, DbResult};
@@ -27,7 +27,8 @@ static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
 pub struct Version {
     /// Migrations that this program brings and the schema lacks, in order.
     pub missing: Vec<i64>,
-    /// A version that was begun and not finished.
+    /// A version of this program's that was begun and not finished. Those that only a newer
+    /// program knows are not counted: it may be migrating right now.
     pub dirty: Option<i64>,
 }
 
@@ -45,6 +46,8 @@ fn migrator() -> Migrator {
     migrator.dangerous_set_table_name(TABLE);
     // A newer version of this program may have been here.
     migrator.set_ignore_missing(true);
+    // Locked by [`run`], for longer.
+    migrator.set_locking(false);
     migrator
 }
 
@@ -71,13 +74,16 @@ pub fn print(with_outbox: bool) -> String {
 pub async fn run(db: &Db, with_outbox: bool) -> PortResult<Vec<i64>> {
     let work = async {
         let mut session = db.session().await?;
+        // Before anything is read: what another `migrate` has begun looks cut off.
+        session.lock().await.map_err(failed)?;
         let before = read_version(&mut session).await?;
         if let Some(dirty) = before.dirty {
             tracing::warn!(
                 version = dirty,
                 "an earlier migration was cut off; it is run again"
             );
-            sql::query(format!("DELETE FROM {TABLE} WHERE success = FALSE"))
+            sql::query(format!("DELETE FROM {TABLE} WHERE version = ?"))
+                .bind(dirty)
                 .execute(&mut *session)
                 .await?;
         }
@@ -86,6 +92,7 @@ pub async fn run(db: &Db, with_outbox: bool) -> PortResult<Vec<i64>> {
             .run_direct(None, &mut *session, false)
             .await
             .map_err(failed)?;
+        session.unlock().await.map_err(failed)?;
         if with_outbox {
             sql::query(DEFAULT_OUTBOX.to_owned())
                 .execute(&mut *session)
@@ -125,7 +132,7 @@ pub(crate) async fn read_version(conn: &mut MySqlConnection) -> DbResult<Version
         let version: i64 = row.try_get_unchecked(0)?;
         if row.try_get_unchecked::<i64, _>(1)? != 0 {
             done.insert(version);
-        } else {
+        } else if MIGRATIONS.version_exists(version) {
             dirty = Some(version);
         }
     }
@@ -140,6 +147,10 @@ pub(crate) async fn read_version(conn: &mut MySqlConnection) -> DbResult<Version
 fn failed(error: MigrateError) -> DbError {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _) => DbError::from(e),
+        MigrateError::Dirty(version) => DbError::Corrupt(format!(
+            "migration {version}, which this version of outboxd does not know, was not finished; \
+             run `migrate` of the newer version"
+        )),
         other => DbError::Corrupt(other.to_string()),
     }
 }
