@@ -12,6 +12,7 @@ use crate::writer::{Row, Written};
 #[derive(Debug, Default)]
 pub struct Oracle {
     rows: Vec<Row>,
+    overtakings: usize,
 }
 
 /// What a delivery looked like that passed.
@@ -21,6 +22,8 @@ pub struct Verdict {
     pub delivered: usize,
     /// Copies that were published (not: delivered again by the broker).
     pub duplicates: usize,
+    /// Pairs of one aggregate of which the one committed later came first.
+    pub overtakings: usize,
     /// From COMMIT's return to the first arrival, sorted. Zero where it came before the return was seen.
     pub latencies: Vec<Duration>,
 }
@@ -43,7 +46,15 @@ impl Oracle {
     pub fn new(written: impl IntoIterator<Item = Written>) -> Self {
         Self {
             rows: written.into_iter().flat_map(|one| one.committed).collect(),
+            overtakings: 0,
         }
+    }
+
+    /// Lets so many pairs of one aggregate come in the wrong order: those that outboxd has counted.
+    #[must_use]
+    pub fn allow_overtakings(mut self, pairs: usize) -> Self {
+        self.overtakings = pairs;
+        self
     }
 
     /// Judges what was received, in its order.
@@ -95,35 +106,52 @@ impl Oracle {
         if duplicates > duplicates_at_most {
             bail!("{duplicates} duplicates, {duplicates_at_most} allowed");
         }
-        let mut latencies = self.in_order(&first)?;
-        latencies.sort_unstable();
+        let overtakings = self.in_order(&first)?;
         Ok(Verdict {
             delivered: first.len(),
             duplicates,
-            latencies,
+            overtakings,
+            latencies: self.latencies(&first),
         })
     }
 
-    /// Per aggregate, first arrivals have to be in the order of the commits. Returns the latencies.
-    fn in_order(&self, first: &HashMap<&str, (usize, &Received)>) -> Result<Vec<Duration>> {
-        let mut last: HashMap<&str, (usize, &str)> = HashMap::new();
-        let mut latencies = Vec::with_capacity(self.rows.len());
+    /// Per aggregate, first arrivals have to be in the order of the commits. Returns how many pairs are not.
+    fn in_order(&self, first: &HashMap<&str, (usize, &Received)>) -> Result<usize> {
+        let mut earlier: HashMap<&str, Vec<(usize, &str)>> = HashMap::new();
+        let (mut pairs, mut example) = (0, String::new());
         for row in &self.rows {
-            let Some(&(at, message)) = first.get(row.id.as_str()) else {
+            let Some(&(at, _)) = first.get(row.id.as_str()) else {
                 continue;
             };
-            if let Some((before, id)) = last.insert(&row.aggregate, (at, &row.id))
-                && before > at
-            {
-                bail!(
+            // Sorted by arrival: behind it are those that were committed earlier and came later.
+            let came = earlier.entry(&row.aggregate).or_default();
+            let place = came.partition_point(|(before, _)| *before < at);
+            pairs += came.len() - place;
+            if let Some((_, id)) = came.get(place) {
+                example = format!(
                     "aggregate {}: {} came before {id}, which was committed first",
-                    row.aggregate,
-                    row.id
+                    row.aggregate, row.id
                 );
             }
-            latencies.push(message.at.duration_since(row.at).unwrap_or_default());
+            came.insert(place, (at, &row.id));
         }
-        Ok(latencies)
+        if pairs > self.overtakings {
+            bail!(
+                "{example}; {pairs} such pairs, {} allowed",
+                self.overtakings
+            );
+        }
+        Ok(pairs)
+    }
+
+    fn latencies(&self, first: &HashMap<&str, (usize, &Received)>) -> Vec<Duration> {
+        let came = self.rows.iter().filter_map(|row| {
+            let (_, message) = first.get(row.id.as_str())?;
+            Some(message.at.duration_since(row.at).unwrap_or_default())
+        });
+        let mut latencies: Vec<Duration> = came.collect();
+        latencies.sort_unstable();
+        latencies
     }
 }
 
@@ -187,6 +215,28 @@ mod tests {
         let mut other = came(&["1", "2", "3"]);
         other[1].body = b"p9".to_vec();
         assert!(no(&other, 0).contains("not its row's payload"));
+    }
+
+    #[test]
+    fn overtakings_are_counted_in_pairs_against_what_is_allowed() {
+        let row = |id: &str| Row {
+            id: id.into(),
+            aggregate: "a".into(),
+            payload: format!("p{id}"),
+            at: SystemTime::UNIX_EPOCH,
+        };
+        let oracle = |pairs| {
+            let committed = vec![row("1"), row("2"), row("3")];
+            let written = Written {
+                committed,
+                rolled_back: Vec::new(),
+            };
+            Oracle::new([written]).allow_overtakings(pairs)
+        };
+        let received = came(&["2", "3", "1"]);
+        assert_eq!(oracle(2).judge(&received, 0).unwrap().overtakings, 2);
+        let no = oracle(1).judge(&received, 0).unwrap_err().to_string();
+        assert!(no.contains("2 such pairs, 1 allowed"), "{no}");
     }
 
     #[test]

@@ -4,7 +4,11 @@
 mod broker;
 mod content;
 mod dump;
+mod instances;
 mod mariadb;
 mod operation;
+mod order;
+mod poller;
 mod position;
+mod refusals;
 mod rows;
