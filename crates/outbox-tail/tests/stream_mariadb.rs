@@ -337,6 +337,19 @@ async fn a_promoted_replica_goes_on_where_the_primary_was_left() -> Result<()> {
     keep_layout(&there, &groups);
     let error = there.source().open(&ahead).await.unwrap_err();
     assert!(matches!(error, StreamError::Behind { .. }), "{error:?}");
+    // Stopped, it could be a promoted one as well; with a privilege more it is seen that it is not.
+    replica.exec("STOP SLAVE").await?;
+    let error = there.source().open(&ahead).await.unwrap_err();
+    let reason = lost(&error);
+    assert_eq!(reason, Some((LostReason::NotContained, false)), "{error}");
+    there
+        .run(&[
+            "SET sql_log_bin = 0",
+            "GRANT REPLICA MONITOR ON *.* TO outboxd@'%'",
+        ])
+        .await?;
+    let error = there.source().open(&ahead).await.unwrap_err();
+    assert!(matches!(error, StreamError::Behind { .. }), "{error:?}");
     replica.exec("START SLAVE").await?;
     replica.caught_up_with(&primary, SOON).await?;
 

@@ -4,6 +4,7 @@ mod replication;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -12,6 +13,10 @@ use mysql_async::{Conn, Opts, OptsBuilder};
 
 use crate::process::{Process, contained};
 use crate::root;
+
+/// A folder with a MariaDB of another version, as `scripts/services mariadb` makes it, in place of the host's.
+static MARIADB: LazyLock<Option<PathBuf>> =
+    LazyLock::new(|| std::env::var_os("OUTBOXD_MARIADB").map(PathBuf::from));
 
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(60);
@@ -60,7 +65,7 @@ impl MysqlOptions {
 pub enum Flavour {
     /// MySQL 9.7.
     Mysql,
-    /// The host's MariaDB.
+    /// The host's MariaDB, or the one that `OUTBOXD_MARIADB` names.
     Mariadb,
 }
 
@@ -104,7 +109,10 @@ impl Mysql {
     }
 
     async fn launch(flavour: Flavour, options: MysqlOptions) -> Result<Self> {
-        let root = root::servers().await?;
+        let root = match (flavour, MARIADB.as_deref()) {
+            (Flavour::Mariadb, Some(root)) => root,
+            _ => root::servers().await?,
+        };
         let _starting = root::STARTING.acquire().await?;
         let kind = match flavour {
             Flavour::Mysql => "mysql",
@@ -184,13 +192,17 @@ impl Mysql {
                 (command, format!("/srv/{}", self.name))
             }
             Flavour::Mariadb => {
-                let mut command = contained(None, "/usr/sbin/mariadbd");
+                let (root, data) = match MARIADB.as_deref() {
+                    Some(root) => (Some(root), format!("/srv/{}", self.name)),
+                    None => (None, self.data().display().to_string()),
+                };
+                let mut command = contained(root, "/usr/sbin/mariadbd");
                 command.args([
                     "--no-defaults",
                     "--binlog-format=ROW",
                     "--skip-name-resolve",
                 ]);
-                (command, self.data().display().to_string())
+                (command, data)
             }
         };
         command

@@ -19,6 +19,7 @@ mod tests;
 use std::collections::HashMap;
 
 use outbox_core::gtid::GtidSet;
+use outbox_core::gtid::mariadb::GtidList;
 use outbox_core::layout::TableLayout;
 use outbox_core::ports::Deferral;
 use outbox_core::position::FilePosition;
@@ -94,6 +95,8 @@ pub(crate) struct Assembler {
     suspicious: bool,
     /// The current file and when it began, in seconds.
     began: Option<(String, u32)>,
+    /// The file that this dump begins with, and what was logged before it, where that is known.
+    pub(crate) first_file: Option<(String, GtidList)>,
     /// `server_id`, which MariaDB's GTIDs name, and what files are bound to.
     server_id: u32,
     server_name: String,
@@ -118,6 +121,7 @@ impl Assembler {
             unchecked: false,
             suspicious: false,
             began: None,
+            first_file: None,
             server_id: 0,
             server_name: String::new(),
             server: [0; 16],

@@ -165,6 +165,29 @@ async fn at_offset(
     text.map(|t| t.parse().map_err(other)).transpose()
 }
 
+/// So many files are looked into, newest first: opening has to be quick.
+const MAX_FILES: usize = 200;
+
+/// The file that a dump behind this list begins with, and what was logged before it. Since 11.4
+/// the server jumps over the event in it that says so.
+pub(super) async fn first_file(
+    conn: &mut Conn,
+    after: &Position,
+    facts: &ServerFacts,
+) -> Result<Option<(String, GtidList)>, mysql_async::Error> {
+    let Position::Mariadb(after) = after else {
+        return Ok(None);
+    };
+    for (file, _) in facts.binlogs.iter().rev().take(MAX_FILES) {
+        if let Some(before) = at_offset(conn, file, 4).await?
+            && after.list.reaches(&before)
+        {
+            return Ok(Some((file.clone(), before)));
+        }
+    }
+    Ok(None)
+}
+
 /// The list at a file position that lies between two groups; `None` if it does not.
 async fn list_at(
     conn: &mut Conn,

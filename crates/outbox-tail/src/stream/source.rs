@@ -462,6 +462,9 @@ impl Source for BinlogSource {
         let after = &mariadb::by_list(&mut conn, &self.config, after, &facts).await?;
         let known = self.assembler.knows(after);
         self.assembler.served_by(&facts);
+        let operation = "finding the file to begin with";
+        let first = mariadb::first_file(&mut conn, after, &facts);
+        self.assembler.first_file = within(limit, operation, first).await?;
         let taken_at = self.config.position_stored_at.filter(|_| stored_here);
         let server = facts::source_of(&facts.server).unwrap_or_default();
         self.assembler.restart(after, taken_at, server);

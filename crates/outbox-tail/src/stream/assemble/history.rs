@@ -24,7 +24,13 @@ impl Assembler {
             return Err(Fault::Reset(reason));
         }
         self.suspicious = later;
-        Ok(Step::Quiet)
+        match &self.first_file {
+            Some((first, before)) if later && *first == *file => {
+                let before: Vec<DomainGtid> = before.iter().collect();
+                self.must_know_ours(&before)
+            }
+            _ => Ok(Step::Quiet),
+        }
     }
 
     /// A file that began after the position was taken has to know all that this server itself
@@ -54,25 +60,28 @@ impl Assembler {
         if !std::mem::take(&mut self.suspicious) {
             return Ok(Step::Quiet);
         }
+        match mariadb::gtid_list(event.data) {
+            Some(before) => self.must_know_ours(&before),
+            None => unreadable("malformed GTID_LIST event"),
+        }
+    }
+
+    fn must_know_ours(&self, before: &[DomainGtid]) -> Result<Step, Fault> {
         let Position::Mariadb(ours) = &self.end else {
             return Ok(Step::Quiet);
         };
-        let Some(previous) = mariadb::gtid_list(event.data) else {
-            return unreadable("malformed GTID_LIST event");
-        };
+        // Within a domain the sequence goes on from server to server.
         let known = |gtid: DomainGtid| {
-            let mut same = previous
-                .iter()
-                .filter(|p| (p.domain, p.server) == (gtid.domain, gtid.server));
-            same.any(|p| p.sequence >= gtid.sequence)
+            let mut passed = before.iter().filter(|b| b.domain == gtid.domain);
+            passed.any(|b| b.sequence >= gtid.sequence)
         };
         let mut own = ours.list.iter().filter(|g| g.server == self.server_id);
-        if let Some(missing) = own.find(|g| !known(*g)) {
-            return Err(Fault::Reset(format!(
+        match own.find(|g| !known(*g)) {
+            None => Ok(Step::Quiet),
+            Some(missing) => Err(Fault::Reset(format!(
                 "{} was begun after the position was taken, but does not know {missing}",
                 self.place.file
-            )));
+            ))),
         }
-        Ok(Step::Quiet)
     }
 }
