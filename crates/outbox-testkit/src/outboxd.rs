@@ -107,6 +107,23 @@ impl OutboxdConfig {
         Ok(self)
     }
 
+    /// Takes one key away, if it is there.
+    ///
+    /// # Errors
+    /// Something on the way is not a table.
+    pub fn without(mut self, key: &str) -> Result<Self> {
+        let (path, last) = key.rsplit_once('.').unwrap_or(("", key));
+        let mut table = &mut self.table;
+        for part in path.split('.').filter(|part| !part.is_empty()) {
+            table = table
+                .get_mut(part)
+                .and_then(Value::as_table_mut)
+                .with_context(|| format!("{part} in {key} is not a table"))?;
+        }
+        table.remove(last);
+        Ok(self)
+    }
+
     /// Puts these keys over what is there, tables merged, everything else (lists of `[[outbox]]` too) replaced.
     ///
     /// # Errors

@@ -1,34 +1,47 @@
-//! HTTP: health, metrics, the API of the contract, the console.
+//! HTTP: health, metrics, the API of the contract, the console and the runbook.
+//!
+//! `docs/openapi.json` describes every address; tests compare it with the routes here.
 
 mod api;
+mod guard;
+mod history;
+mod overview;
+mod page;
 mod problem;
 mod serve;
+mod trouble;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 
-use crate::health::Role;
 use crate::run::Daemon;
+use history::History;
+use overview::Overviews;
 use problem::Problem;
 
 /// No request of ours has a body worth more.
 const BODY: usize = 64 * 1024;
 /// A request that takes longer is answered with 503: the database, most likely.
 const REQUEST: Duration = Duration::from_secs(40);
-const CONSOLE: &str = include_str!("http/console.html");
-/// The console's own script and style only; nothing from elsewhere, no frames.
-const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
-                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const OPENAPI: &str = include_str!("../../../docs/openapi.json");
+
+/// What the handlers share.
+struct App {
+    daemon: Arc<Daemon>,
+    overviews: Overviews,
+    history: History,
+}
 
 /// Serves until `stop`.
 pub async fn serve(
@@ -36,28 +49,51 @@ pub async fn serve(
     daemon: Arc<Daemon>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    serve::serve(listener, router(daemon), stop).await
+    let app = Arc::new(App {
+        daemon,
+        overviews: Overviews::default(),
+        history: History::default(),
+    });
+    let sampling = app.history.run(&app.daemon, &stop);
+    let serving = serve::serve(listener, router(app.clone()), stop.clone());
+    tokio::join!(serving, sampling).0
 }
 
-fn router(daemon: Arc<Daemon>) -> Router {
-    Router::new()
-        .route("/", get(console))
-        .route("/livez", get(async || (StatusCode::OK, "alive\n")))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(exposition))
-        .route("/api/status", get(api::status))
-        .route("/api/rows", get(api::rows))
-        .route("/api/rows/{table}/{id}", get(api::row))
-        .route("/api/rows/{table}/{id}/{change}", post(api::change))
-        .route("/api/pause", post(api::pause))
-        .route("/api/resume", post(api::resume))
-        .route("/api/sweep", post(api::sweep))
-        .route("/api/ack-gap", post(api::ack_gap))
+/// Every address; what is not here is not served.
+fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
+    vec![
+        ("/", get(page::console)),
+        ("/runbook", get(page::runbook)),
+        ("/livez", get(async || "alive\n")),
+        ("/readyz", get(readyz)),
+        ("/metrics", get(exposition)),
+        ("/api/openapi.json", get(openapi)),
+        ("/api/live", get(api::live)),
+        ("/api/status", get(api::status)),
+        ("/api/rows", get(api::rows::list)),
+        ("/api/rows/retry", post(api::rows::retry_many)),
+        ("/api/rows/abandon", post(api::rows::abandon_many)),
+        ("/api/rows/{table}/{id}", get(api::rows::show)),
+        ("/api/rows/{table}/{id}/retry", post(api::rows::retry)),
+        ("/api/rows/{table}/{id}/abandon", post(api::rows::abandon)),
+        ("/api/pause", post(api::pause)),
+        ("/api/resume", post(api::resume)),
+        ("/api/sweep", post(api::sweep)),
+        ("/api/ack-gap", post(api::ack_gap)),
+    ]
+}
+
+fn router(app: Arc<App>) -> Router {
+    routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| {
+            router.route(path, methods)
+        })
         .fallback(async || Problem::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || {
             Problem::new(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "this address takes another method",
+                "this address takes another method; the header Allow names it",
             )
         })
         .layer(TimeoutLayer::with_status_code(
@@ -65,16 +101,17 @@ fn router(daemon: Arc<Daemon>) -> Router {
             REQUEST,
         ))
         .layer(RequestBodyLimitLayer::new(BODY))
-        .with_state(daemon)
+        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
+        .with_state(app)
 }
 
-async fn console() -> Response {
-    let policy = HeaderName::from_static("content-security-policy");
-    ([(policy, HeaderValue::from_static(POLICY))], Html(CONSOLE)).into_response()
+async fn openapi() -> Response {
+    let kind = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, kind)], OPENAPI).into_response()
 }
 
-async fn readyz(State(daemon): State<Arc<Daemon>>) -> Response {
-    let health = daemon.health.get();
+async fn readyz(State(app): State<Arc<App>>) -> Response {
+    let health = app.daemon.health.get();
     let status = if health.ready() {
         StatusCode::OK
     } else {
@@ -83,36 +120,38 @@ async fn readyz(State(daemon): State<Arc<Daemon>>) -> Response {
     (status, axum::Json(health)).into_response()
 }
 
-async fn exposition(State(daemon): State<Arc<Daemon>>) -> Response {
+async fn exposition(State(app): State<Arc<App>>) -> Response {
+    app.daemon.meters.refresh(tailing(&app.daemon));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, kind)], daemon.exposition.render()).into_response()
+    (
+        [(header::CONTENT_TYPE, kind)],
+        app.daemon.exposition.render(),
+    )
+        .into_response()
 }
 
-/// What is wrong, in words; empty when all is well.
-fn reasons(daemon: &Daemon) -> Vec<String> {
-    let h = daemon.health.get();
-    let mut reasons = Vec::new();
-    if !h.mysql.ok && h.role != Role::Starting {
-        reasons.push(format!("MySQL: {}", h.mysql.detail));
+/// Whether a relay runs here now.
+fn tailing(daemon: &Daemon) -> bool {
+    daemon.control.get().is_some_and(|c| c.relay.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_route_is_in_the_openapi_document_and_the_other_way_round() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let described: BTreeSet<&str> = paths.keys().map(String::as_str).collect();
+        let served: BTreeSet<&str> = routes().iter().map(|(path, _)| *path).collect();
+        assert_eq!(described, served);
+        assert_eq!(
+            document["info"]["version"].as_str(),
+            Some(env!("CARGO_PKG_VERSION"))
+        );
     }
-    if h.role == Role::Leader {
-        for (name, part) in [("RabbitMQ", &h.rabbitmq), ("tail", &h.tail)] {
-            if !part.ok {
-                reasons.push(format!("{name}: {}", part.detail));
-            }
-        }
-    }
-    if h.role == Role::Halted {
-        reasons.push(format!("halted: {} {}", h.tail.detail, h.mysql.detail));
-    }
-    if h.gaps > 0 {
-        reasons.push(format!(
-            "{} gaps in the binlog are not acknowledged (`outboxd ack-gap`)",
-            h.gaps
-        ));
-    }
-    if h.paused {
-        reasons.push("publishing is paused (`outboxd resume`)".to_owned());
-    }
-    reasons
 }

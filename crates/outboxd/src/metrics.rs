@@ -1,6 +1,8 @@
 //! The metrics of the contract, each with its unit, and where they come from.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics::{
     Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram,
@@ -135,8 +137,34 @@ fn describe() {
     }
 }
 
+/// Gauges that only a leader sets.
+const LEADERS: [&str; 6] = [
+    "outboxd_broker_connected",
+    "outboxd_broker_blocked",
+    "outboxd_leader",
+    "outboxd_paused",
+    "outboxd_checkpoint_age_seconds",
+    "outboxd_binlog_gaps",
+];
+
+/// The counted gauges of a table, all zero.
+fn backlog(table: &str) {
+    let t = || table.to_owned();
+    for status in Status::ALL.into_iter().filter(|s| *s != Status::Sent) {
+        gauge!("outboxd_backlog_rows", "table" => t(), "status" => status.name()).set(0.0);
+    }
+    gauge!("outboxd_oldest_pending_seconds", "table" => t()).set(0.0);
+    gauge!("outboxd_stuck_rows", "table" => t()).set(0.0);
+}
+
+/// Microseconds, two significant digits; what is longer than an hour counts as an hour.
+fn window() -> Option<hdrhistogram::Histogram<u64>> {
+    hdrhistogram::Histogram::new_with_max(3_600_000_000, 2).ok()
+}
+
 /// Series of one table, resolved once.
 struct TableSeries {
+    name: String,
     tail: Counter,
     poller: Counter,
     retryable: Counter,
@@ -155,7 +183,36 @@ pub struct Meters {
     bytes: Gauge,
     lag: Gauge,
     connected: Gauge,
-    checkpoint: std::sync::Mutex<Option<std::time::Instant>>,
+    checkpoint: Mutex<Option<Instant>>,
+    /// The last lag, and when it was told.
+    told: Mutex<Option<(Duration, Instant)>>,
+    /// Microseconds from commit to confirm since they were last taken.
+    window: Mutex<Option<hdrhistogram::Histogram<u64>>>,
+    totals: [AtomicU64; 3],
+}
+
+/// How many rows since the process began.
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// Published by the tail.
+    pub tail: u64,
+    /// Published by the poller.
+    pub poller: u64,
+    /// Failed deliveries.
+    pub failures: u64,
+}
+
+/// Percentiles of commit to confirm, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Latency {
+    pub p50_ms: f64,
+    pub p95_ms: f64,
+    pub p99_ms: f64,
+}
+
+fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Meters {
@@ -163,11 +220,7 @@ impl Meters {
     pub fn new(tables: &[String]) -> Self {
         let series = |table: &String| {
             let t = || table.clone();
-            for status in Status::ALL.into_iter().filter(|s| *s != Status::Sent) {
-                gauge!("outboxd_backlog_rows", "table" => t(), "status" => status.name()).set(0.0);
-            }
-            gauge!("outboxd_oldest_pending_seconds", "table" => t()).set(0.0);
-            gauge!("outboxd_stuck_rows", "table" => t()).set(0.0);
+            backlog(table);
             let held = gauge!("outboxd_held_aggregates", "table" => t());
             held.set(0.0);
             let made = |c: Counter| {
@@ -175,6 +228,7 @@ impl Meters {
                 c
             };
             TableSeries {
+                name: t(),
                 tail: made(counter!("outboxd_published_total", "table" => t(), "path" => "tail")),
                 poller: made(
                     counter!("outboxd_published_total", "table" => t(), "path" => "poller"),
@@ -200,7 +254,10 @@ impl Meters {
             bytes: gauge!("outboxd_in_flight_bytes"),
             lag: gauge!("outboxd_tail_lag_seconds"),
             connected: gauge!("outboxd_tail_connected"),
-            checkpoint: std::sync::Mutex::new(None),
+            checkpoint: Mutex::new(None),
+            told: Mutex::new(None),
+            window: Mutex::new(window()),
+            totals: Default::default(),
         }
     }
 
@@ -212,11 +269,61 @@ impl Meters {
 
     /// Seconds since the position was stored by this process.
     pub fn checkpoint_age(&self) -> Option<Duration> {
-        let at = *self
-            .checkpoint
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        at.map(|at| at.elapsed())
+        lock(&self.checkpoint).map(|at| at.elapsed())
+    }
+
+    /// How many rows so far.
+    pub fn totals(&self) -> Totals {
+        let [tail, poller, failures] = self.totals.each_ref().map(|n| n.load(Relaxed));
+        Totals {
+            tail,
+            poller,
+            failures,
+        }
+    }
+
+    /// Percentiles since the last call; `None` where nothing was confirmed.
+    pub fn take_latency(&self) -> Option<Latency> {
+        let mut window = lock(&self.window);
+        let window = window.as_mut().filter(|w| !w.is_empty())?;
+        let ms = |q| float(window.value_at_quantile(q)) / 1000.0;
+        let latency = Latency {
+            p50_ms: ms(0.5),
+            p95_ms: ms(0.95),
+            p99_ms: ms(0.99),
+        };
+        window.reset();
+        Some(latency)
+    }
+
+    /// Brings up to date what changes by the passing of time alone; called for every exposition.
+    /// `running`: a relay runs here. Without one the tail falls behind unseen.
+    pub fn refresh(&self, running: bool) {
+        if let Some(age) = self.checkpoint_age() {
+            gauge!("outboxd_checkpoint_age_seconds").set(age.as_secs_f64());
+        }
+        if !running {
+            self.connected.set(0.0);
+            if let Some((lag, at)) = *lock(&self.told) {
+                self.lag.set((lag + at.elapsed()).as_secs_f64());
+            }
+        }
+    }
+
+    /// This instance no longer leads: what only a leader knows must not stand still.
+    pub fn lead_ended(&self) {
+        *lock(&self.checkpoint) = None;
+        *lock(&self.told) = None;
+        for gauge in [&self.rows, &self.bytes, &self.lag, &self.connected] {
+            gauge.set(0.0);
+        }
+        for name in LEADERS {
+            gauge!(name).set(0.0);
+        }
+        for table in &self.tables {
+            table.held.set(0.0);
+            backlog(&table.name);
+        }
     }
 }
 
@@ -235,8 +342,17 @@ impl Observer for Meters {
             Path::Tail => t.tail.increment(1),
             Path::Poller => t.poller.increment(1),
         });
+        let [tail, poller, _] = &self.totals;
+        match path {
+            Path::Tail => tail.fetch_add(1, Relaxed),
+            Path::Poller => poller.fetch_add(1, Relaxed),
+        };
         if let Some(latency) = latency {
             self.latency.record(latency.as_secs_f64());
+            let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+            if let Some(window) = &mut *lock(&self.window) {
+                window.saturating_record(micros);
+            }
         }
     }
 
@@ -245,6 +361,7 @@ impl Observer for Meters {
             FailureClass::Retryable => t.retryable.increment(1),
             FailureClass::Permanent => t.permanent.increment(1),
         });
+        self.totals[2].fetch_add(1, Relaxed);
     }
 
     fn deferred(&self, table: TableIdx, why: Deferral) {
@@ -271,6 +388,7 @@ impl Observer for Meters {
 
     fn lag(&self, lag: Duration) {
         self.lag.set(lag.as_secs_f64());
+        *lock(&self.told) = Some((lag, Instant::now()));
     }
 
     fn flushed(&self, took: Duration, _rows: usize) {
@@ -278,11 +396,7 @@ impl Observer for Meters {
     }
 
     fn checkpointed(&self) {
-        let now = Some(std::time::Instant::now());
-        *self
-            .checkpoint
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = now;
+        *lock(&self.checkpoint) = Some(Instant::now());
     }
 
     fn tail_connected(&self, connected: bool) {

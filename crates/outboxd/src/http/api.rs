@@ -1,214 +1,197 @@
 //! The API: the same operations as the commands, over the same database.
 
+pub(super) mod body;
+pub(super) mod rows;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
-use outbox_core::{Status, TableIdx};
-use outbox_ledger::admin::{Admin, Filter};
-use outbox_ledger::{gap, pause as pauses};
-use secrecy::ExposeSecret as _;
+use axum::extract::{Query, State};
+use outbox_core::ports::{PortResult, chain};
+use outbox_ledger::admin::Admin;
+use outbox_ledger::{gap, pause as pauses, signal};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use subtle::ConstantTimeEq as _;
 
+use super::guard::{Operator, Reader};
 use super::problem::Problem;
+use super::{App, history, trouble};
 use crate::run::{Daemon, servers};
+use body::Body;
 
-type Answer = Result<Json<Value>, Problem>;
+/// How long a pause waits until what was handed to the broker has its answer.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Rows of a page unless asked otherwise, and at most.
-const PAGE: (u32, u32) = (50, 500);
+pub(super) type Answer = Result<Json<Value>, Problem>;
 
-/// Everything at a glance: what is stored, and what this instance sees.
-pub async fn status(State(daemon): State<Arc<Daemon>>) -> Answer {
-    let overview = servers::admin(&daemon.config, &daemon.db)
-        .await?
-        .overview()
-        .await?;
-    let mut status = json!(overview);
+/// What this instance sees by itself, without asking the database.
+fn own(daemon: &Daemon) -> Value {
     let health = daemon.health.get();
     let relay = daemon
         .control
         .get()
         .and_then(|c| c.relay)
         .map(|r| r.status());
-    let lag = relay.as_ref().map(|r| r.lag.as_secs_f64());
-    status["lag_seconds"] = json!(lag);
-    status["live"] = json!({
+    json!({
         "instance": daemon.config.instance,
+        "version": env!("CARGO_PKG_VERSION"),
         "role": health.role,
         "ready": health.ready(),
+        "paused": health.paused,
         "mysql": health.mysql,
         "rabbitmq": health.rabbitmq,
         "tail": health.tail,
-        "reasons": super::reasons(&daemon),
+        "lag_seconds": relay.as_ref().map(|r| r.lag.as_secs_f64()),
         "read": relay.as_ref().and_then(|r| r.read.as_ref()).map(ToString::to_string),
         "in_flight_rows": relay.as_ref().map(|r| r.in_flight_rows),
         "in_flight_bytes": relay.as_ref().map(|r| r.in_flight_bytes),
-    });
+        "max_in_flight": daemon.config.rabbitmq.max_in_flight,
+        "held_aggregates": relay.as_ref().map(|r| r.held.iter().sum::<usize>()),
+    })
+}
+
+/// From when on to show samples.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LiveQuery {
+    after: Option<u64>,
+}
+
+/// What this instance sees, with the samples of the last minutes.
+pub(super) async fn live(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    query: Result<Query<LiveQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query.map_err(|e| Problem::bad(e.body_text()))?;
+    let troubles = trouble::all(&app.daemon, None);
+    let mut live = own(&app.daemon);
+    live["troubles"] = json!(troubles);
+    live["interval_seconds"] = json!(history::INTERVAL.as_secs_f64());
+    live["samples"] = json!(app.history.after(query.after.unwrap_or(0)));
+    Ok(Json(live))
+}
+
+/// Everything at a glance: what is stored, and what this instance sees.
+pub(super) async fn status(_: Reader, State(app): State<Arc<App>>) -> Answer {
+    let overview = app.overviews.get(&app.daemon).await.map_err(|e| {
+        let text = trouble::unread(&chain(&e));
+        Problem::from(e).with("trouble", json!(text))
+    })?;
+    let troubles = trouble::all(&app.daemon, Some(&overview));
+    let mut live = own(&app.daemon);
+    live["reasons"] = json!(trouble::words(&troubles));
+    live["troubles"] = json!(troubles);
+    let mut status = json!(*overview);
+    status["lag_seconds"] = live["lag_seconds"].clone();
+    status["live"] = live;
     Ok(Json(status))
 }
 
-/// Filters of the list.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RowsQuery {
+/// Which table an order is about.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Which {
     table: Option<String>,
-    status: Option<String>,
-    aggregate_id: Option<String>,
-    after: Option<String>,
-    limit: Option<u32>,
 }
 
-/// Rows, newest first, without payload; `next` is the `after` of the next page.
-pub async fn rows(
-    State(daemon): State<Arc<Daemon>>,
-    query: Result<Query<RowsQuery>, QueryRejection>,
+/// Stops publishing, of one table or of all.
+pub(super) async fn pause(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    Body(which): Body<Which>,
 ) -> Answer {
-    let Query(query) = query.map_err(|e| Problem::bad(e.body_text()))?;
-    let status = match &query.status {
-        None => None,
-        Some(name) => Some(Status::from_name(name).ok_or_else(|| {
-            Problem::bad(format!(
-                "status: one of {} is allowed",
-                Status::ALL.map(Status::name).join(", ")
-            ))
-        })?),
-    };
-    let limit = query.limit.unwrap_or(PAGE.0);
-    if !(1..=PAGE.1).contains(&limit) {
-        return Err(Problem::bad(format!("limit: 1 to {} is allowed", PAGE.1)));
-    }
-    if query.after.is_some() && query.table.is_none() && daemon.config.outbox.len() > 1 {
-        return Err(Problem::bad("after: pages are of one table; name it"));
-    }
-    let admin = servers::admin(&daemon.config, &daemon.db).await?;
-    let table = query
-        .table
-        .as_deref()
-        .map(|t| find(&admin, t))
-        .transpose()?;
-    let filter = Filter {
-        table,
-        status,
-        aggregate_id: query.aggregate_id,
-        aggregate_type: None,
-    };
-    let rows = admin
-        .list(&filter, query.after.as_deref(), limit as usize)
-        .await?;
-    let pages = table.is_some() || daemon.config.outbox.len() == 1;
-    let next = rows
-        .last()
-        .filter(|_| pages && rows.len() == limit as usize)
-        .map(|r| r.id.clone());
-    Ok(Json(json!({ "rows": rows, "next": next })))
-}
-
-/// One row with its payload.
-pub async fn row(
-    State(daemon): State<Arc<Daemon>>,
-    Path((table, id)): Path<(String, String)>,
-) -> Answer {
-    let admin = servers::admin(&daemon.config, &daemon.db).await?;
-    let row = admin.show(Some(find(&admin, &table)?), &id).await?;
-    let row = row.ok_or_else(|| Problem::not_found(format!("{table} has no row {id}")))?;
-    Ok(Json(json!(row)))
-}
-
-/// `retry` or `abandon` of one row.
-pub async fn change(
-    State(daemon): State<Arc<Daemon>>,
-    Path((table, id, change)): Path<(String, String, String)>,
-    headers: HeaderMap,
-) -> Answer {
-    if !["retry", "abandon"].contains(&change.as_str()) {
-        return Err(Problem::not_found(
-            "a row can be POSTed to retry or abandon",
-        ));
-    }
-    authorized(&daemon, &headers)?;
-    let admin = servers::admin(&daemon.config, &daemon.db).await?;
-    let at = Some(find(&admin, &table)?);
-    let ids = std::slice::from_ref(&id);
-    let (changed, done) = match change.as_str() {
-        "retry" => (admin.retry(at, ids).await?, "is pending again"),
-        _ => (admin.abandon(at, ids).await?, "is abandoned"),
-    };
-    if changed == 0 {
-        let text = format!("{table} has no row {id} whose status allows {change}");
-        return Err(Problem::new(StatusCode::CONFLICT, text));
-    }
-    Ok(Json(
-        json!({ "changed": changed, "detail": format!("row {id} {done}") }),
-    ))
-}
-
-/// Stops publishing.
-pub async fn pause(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
-    authorized(&daemon, &headers)?;
-    pauses::set(&daemon.db, &daemon.config.name, None).await?;
-    crate::run::apply_pauses(&daemon).await?;
-    Ok(done("paused"))
+    let table = full_name(&app.daemon, which.table.as_deref())?;
+    pauses::set(&app.daemon.db, &app.daemon.config.name, table.as_deref()).await?;
+    order(&app, "pause", table.as_deref(), "paused").await
 }
 
 /// Goes on publishing.
-pub async fn resume(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
-    authorized(&daemon, &headers)?;
-    pauses::clear(&daemon.db, &daemon.config.name, None).await?;
-    crate::run::apply_pauses(&daemon).await?;
-    Ok(done("resumed"))
+pub(super) async fn resume(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    Body(which): Body<Which>,
+) -> Answer {
+    let table = full_name(&app.daemon, which.table.as_deref())?;
+    pauses::clear(&app.daemon.db, &app.daemon.config.name, table.as_deref()).await?;
+    order(&app, "resume", table.as_deref(), "resumed").await
+}
+
+/// Obeyed here at once where this instance leads; else the leader is told.
+async fn order(app: &App, kind: &str, table: Option<&str>, done: &str) -> Answer {
+    let daemon = &app.daemon;
+    app.overviews.forget().await;
+    if daemon.control.get().is_none() {
+        tell(daemon, kind, table).await?;
+        return Ok(said(format!("{done}; the leader has been told")));
+    }
+    match tokio::time::timeout(PATIENCE, crate::run::apply_pauses(daemon)).await {
+        Ok(obeyed) => obeyed?,
+        Err(_) => {
+            let text =
+                format!("{done}, but what was handed to the broker before has no answer yet");
+            return Ok(said(text));
+        }
+    }
+    Ok(said(done.to_owned()))
 }
 
 /// Publishes every due pending row now.
-pub async fn sweep(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
-    authorized(&daemon, &headers)?;
+pub(super) async fn sweep(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    Body(which): Body<Which>,
+) -> Answer {
+    let table = full_name(&app.daemon, which.table.as_deref())?;
     // By signal: whichever instance leads sees it.
-    outbox_ledger::signal::send(&daemon.db, &daemon.config.name, "sweep", Some("{}")).await?;
-    Ok(done("the leader has been told to sweep"))
+    tell(&app.daemon, "sweep", table.as_deref()).await?;
+    Ok(said("the leader has been told to sweep".to_owned()))
 }
 
 /// Acknowledges recorded gaps.
-pub async fn ack_gap(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Answer {
-    authorized(&daemon, &headers)?;
+pub(super) async fn ack_gap(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer {
+    let daemon = &app.daemon;
     let gaps = gap::acknowledge(&daemon.db, &daemon.config.name).await?;
-    Ok(done(&format!("{gaps} gaps acknowledged")))
+    daemon.health.change(|h| h.gaps = 0);
+    app.overviews.forget().await;
+    Ok(said(format!("{gaps} gaps acknowledged")))
 }
 
-fn done(detail: &str) -> Json<Value> {
+/// An order without particulars.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nothing {}
+
+async fn tell(daemon: &Daemon, kind: &str, table: Option<&str>) -> PortResult<()> {
+    let data = table.map_or_else(|| json!({}), |t| json!({ "table": t }));
+    let data = data.to_string();
+    signal::send(&daemon.db, &daemon.config.name, kind, Some(&data)).await?;
+    Ok(())
+}
+
+fn said(detail: String) -> Json<Value> {
     Json(json!({ "detail": detail }))
 }
 
-fn find(admin: &Admin, table: &str) -> Result<TableIdx, Problem> {
-    admin
-        .find(table)
-        .ok_or_else(|| Problem::not_found(format!("no outbox is named {table}")))
+/// The full name of the table that was named, if one was.
+fn full_name(daemon: &Daemon, table: Option<&str>) -> Result<Option<String>, Problem> {
+    let Some(table) = table else { return Ok(None) };
+    match crate::cli::full_name(&daemon.config, table) {
+        Ok(full) => Ok(Some(full)),
+        Err(_) => Err(unknown(table)),
+    }
 }
 
-/// Every POST needs the configured token; without one nobody may.
-fn authorized(daemon: &Daemon, headers: &HeaderMap) -> Result<(), Problem> {
-    let Some(token) = &daemon.config.http.token else {
-        return Err(Problem::new(
-            StatusCode::FORBIDDEN,
-            "no http.token is configured, so nothing can be changed here",
-        ));
-    };
-    let given = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|v| v.to_str().ok());
-    let given = given
-        .and_then(|v| v.strip_prefix("Bearer "))
-        .unwrap_or_default();
-    // In constant time: how much of a guess is right must not show.
-    if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
-        Ok(())
-    } else {
-        Err(Problem::new(
-            StatusCode::UNAUTHORIZED,
-            "the bearer token is missing or wrong",
-        ))
-    }
+fn unknown(table: &str) -> Problem {
+    Problem::not_found(format!("no outbox is named {table}"))
+}
+
+async fn admin(app: &App) -> Result<Admin, Problem> {
+    Ok(servers::admin(&app.daemon.config, &app.daemon.db).await?)
 }

@@ -3,13 +3,14 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use outbox_core::ports::{Disposition, PortError, chain};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// An error of the API.
 #[derive(Debug)]
 pub struct Problem {
     status: StatusCode,
     detail: String,
+    more: Option<(&'static str, Value)>,
 }
 
 impl Problem {
@@ -18,7 +19,25 @@ impl Problem {
         Self {
             status,
             detail: detail.into(),
+            more: None,
         }
+    }
+
+    /// The same with one more member.
+    pub fn with(mut self, name: &'static str, value: Value) -> Self {
+        self.more = Some((name, value));
+        self
+    }
+
+    /// What a layer or the framework refused; it is told by the status alone.
+    pub fn generic(status: StatusCode) -> Self {
+        let detail = match status {
+            StatusCode::BAD_REQUEST => "the request could not be read",
+            StatusCode::PAYLOAD_TOO_LARGE => "the body is over 64 KiB",
+            StatusCode::SERVICE_UNAVAILABLE => "no answer in time; MySQL, most likely",
+            _ => "the request was refused",
+        };
+        Self::new(status, detail)
     }
 
     /// 404.
@@ -46,13 +65,23 @@ impl From<PortError> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let title = self.status.canonical_reason().unwrap_or("Error");
-        let body = json!({ "type": "about:blank", "title": title, "status": self.status.as_u16(), "detail": self.detail });
+        let mut body = json!({ "type": "about:blank", "title": title, "status": self.status.as_u16(), "detail": self.detail });
+        if let Some((name, value)) = self.more {
+            body[name] = value;
+        }
         let kind = HeaderValue::from_static("application/problem+json");
-        (
+        let mut response = (
             self.status,
             [(header::CONTENT_TYPE, kind)],
             body.to_string(),
         )
-            .into_response()
+            .into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer realm=\"outboxd\"");
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, bearer);
+        }
+        response
     }
 }
