@@ -32,6 +32,10 @@ use crate::supervise::Crew;
 
 /// How long the parts of a session may take to end: the tail's drain and its last checkpoint.
 const DRAIN: Duration = Duration::from_secs(15);
+/// How long a tail that was just begun counts as tailing before it is. A poller that took the
+/// backlog meanwhile would hold its aggregates, and the tail would leave them to it from then on,
+/// though it delivers many times as fast.
+const OPENING: Duration = Duration::from_secs(10);
 /// Pause before a tail that cannot run is tried again; the poller delivers meanwhile.
 const TAIL_AGAIN: Duration = Duration::from_secs(5);
 
@@ -371,7 +375,6 @@ async fn once(
 ) -> Result<(), TailEnd> {
     let (start, age) = position(daemon, epoch, delivery, stop).await?;
     let Some(start) = start else { return Ok(()) };
-    start_poller(daemon, delivery, poller, stop);
     let mut config = delivery.stream.clone();
     config.position_stored_at = age.and_then(|age| {
         let now = std::time::SystemTime::now()
@@ -412,6 +415,8 @@ async fn once(
         .control
         .set(Some(delivery.control(Some(handle.clone()))));
     delivery.gate.set(Some(handle.clone()));
+    // Behind the gate: before it the whole backlog would be the poller's.
+    start_poller(daemon, delivery, poller, stop);
     chores::pauses(daemon).await?;
     let watching = watch_relay(daemon, &delivery.poller_handle, &handle);
     let ended = tokio::select! {
@@ -585,15 +590,23 @@ async fn watch_brokers(
 
 /// The tail's gate while there is one.
 #[derive(Default)]
-struct SwitchGate(tokio::sync::watch::Sender<Option<RelayHandle>>);
+struct SwitchGate(tokio::sync::watch::Sender<Option<Tail>>);
+
+#[derive(Clone)]
+struct Tail {
+    relay: RelayHandle,
+    since: tokio::time::Instant,
+}
 
 impl SwitchGate {
     fn set(&self, relay: Option<RelayHandle>) {
-        self.0.send_replace(relay);
+        let since = tokio::time::Instant::now();
+        self.0
+            .send_replace(relay.map(|relay| Tail { relay, since }));
     }
 
     fn get(&self) -> Option<RelayHandle> {
-        self.0.borrow().clone()
+        self.0.borrow().as_ref().map(|tail| tail.relay.clone())
     }
 }
 
@@ -614,7 +627,8 @@ impl Gate for SwitchGate {
 
     async fn left_behind(&self, limit: usize, timeout: Duration) -> Vec<outbox_core::Aggregate> {
         let mut changed = self.0.subscribe();
-        let relay = changed.borrow_and_update().clone();
+        let tail = changed.borrow_and_update().clone();
+        let relay = tail.map(|tail| tail.relay);
         tokio::select! {
             found = async {
                 match &relay {
@@ -635,7 +649,9 @@ impl Gate for SwitchGate {
     }
 
     fn tailing(&self) -> bool {
-        self.get().is_some_and(|r| r.tailing())
+        let tail = self.0.borrow();
+        tail.as_ref()
+            .is_some_and(|t| t.relay.tailing() || t.since.elapsed() < OPENING)
     }
 }
 
