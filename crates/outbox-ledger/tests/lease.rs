@@ -33,7 +33,7 @@ async fn one_instance_leads_by_the_servers_clock() -> Result<()> {
 
 /// However many ask at once for a lease that nobody ever had.
 async fn first_takers(world: &World) -> Result<()> {
-    for round in 0..25 {
+    for round in 0..40 {
         world.server.exec("DELETE FROM outboxd_lease").await?;
         world.server.exec("DELETE FROM outboxd_fence").await?;
         let leases: Vec<Lease> = (0..6)
