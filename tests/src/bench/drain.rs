@@ -18,6 +18,8 @@ use crate::world::{NAME, World};
 
 /// How often the queue is looked at: far less than a drain takes, far more than the broker notices.
 const LOOK: Duration = Duration::from_millis(10);
+/// Rows that the program delivers before it is stopped.
+const FIRST: u32 = 100;
 /// How long a drain may stand still.
 const STALLED: Duration = Duration::from_secs(60);
 
@@ -71,8 +73,12 @@ async fn limits(world: &World, case: Case, rows: u32, report: &mut Report) -> Re
     world.table(case, Mode::Mark).await?;
     world.fill(case, rows).await?;
     world.settle_down().await?;
+    let before = usage::cpu(std::process::id())?;
     let publish = raw::publish(world, case, rows).await?;
+    let cpu = (usage::cpu(std::process::id())? - before) / f64::from(rows) * 1e6;
     report.add(&part, "P: publish, confirmed", Unit::Rate, publish);
+    let name = "P: processor time of the publisher per million messages";
+    report.add(&part, name, Unit::Seconds, cpu);
     let read = raw::bulk(world, Bulk::Read).await?;
     report.add(&part, "V: read back by 1,000", Unit::Rate, read);
     let mark = raw::bulk(world, Bulk::Mark { minimal: true }).await?;
@@ -122,10 +128,15 @@ async fn one(
     world.table(case, mode).await?;
     world.queue(case.queue_type()).await?;
     let mut program = world.program(&report.unique("drain"), toml)?;
-    // The first start stores a position; the backlog is written behind it.
+    // It has run before: position and layout of the table are stored, and the backlog is written behind them.
     program.start().await?;
     program.wait_ready().await?;
+    world.fill(case, FIRST).await?;
+    let sent = async || raw::depth(&world.rabbit).await.is_ok_and(|n| n == FIRST);
+    wait::until("the first rows are sent", STALLED, sent).await?;
+    recorded(world, mode).await?;
     program.terminate().await?;
+    world.queue(case.queue_type()).await?;
     world.fill(case, rows).await?;
     world.settle_down().await?;
 
@@ -134,11 +145,13 @@ async fn one(
     program.start().await?;
     let run = watch(&channel, rows).await.with_context(|| program.log())?;
     let pid = program.pid()?;
+    recorded(world, mode).await.with_context(|| program.log())?;
+    let settled = run.first.elapsed();
+    counted(&program, rows).await?;
     let cpu = usage::cpu(pid)?;
     let tail = path(&program, "tail").await?;
     let poller = path(&program, "poller").await?;
-    recorded(world, mode).await.with_context(|| program.log())?;
-    let settled = run.first.elapsed();
+    let left = program.metric("outboxd_deferred_total{").await?;
     program.terminate().await?;
     connection.close(200, "done".into()).await?;
 
@@ -176,6 +189,7 @@ async fn one(
         cpu / f64::from(rows) * 1e6,
     );
     report.add(&part, "rows by the tail", Unit::Count, tail);
+    report.add(&part, "rows left by the tail", Unit::Count, left);
     report.add(&part, "rows by the poller", Unit::Count, poller);
     Ok(())
 }
@@ -222,6 +236,15 @@ async fn watch(channel: &Channel, rows: u32) -> Result<Run> {
 async fn path(program: &Outboxd, path: &str) -> Result<f64> {
     let series = format!("outboxd_published_total{{table=\"app.outbox\",path=\"{path}\"}}");
     program.metric(&series).await
+}
+
+/// Waits until the program has counted every row, which it does as it learns of its record.
+async fn counted(program: &Outboxd, rows: u32) -> Result<()> {
+    wait::until("every row is counted", STALLED, async || {
+        let all = program.metric("outboxd_published_total{").await;
+        all.is_ok_and(|n| n >= f64::from(rows))
+    })
+    .await
 }
 
 async fn recorded(world: &World, mode: Mode) -> Result<()> {

@@ -250,6 +250,8 @@ const INTRODUCTION: &str = "\
 Written by `make bench` (`BENCH=\"--help\"` shows how to run parts of it); not edited by hand. All figures come from one
 run on the same two servers, started for it with the durability settings that they have by default. They are medians of
 the rounds, with the least and the most. The absolute figures are this machine's; what carries over is their ratio.
+A load average well above 3 as a round begins means that other work shared the machine: rates are then lower and
+latencies longer than the machine allows, and even ratios are rough.
 
 How it is measured:
 

@@ -18,8 +18,9 @@ use crate::world::{EVENT, NAME, World};
 const CASE: Case = Case::Json500;
 /// Rows that wait at least and at most while the soak runs: the program is never short of work, and what waits is
 /// never old.
-const BACKLOG: (u64, u64) = (5_000, 10_000);
-const CHUNK: u32 = 250;
+const BACKLOG: (u64, u64) = (10_000, 20_000);
+/// Rows in one transaction: a commit of its own for each would leave the program waiting for the writer.
+const CHUNK: u32 = 1000;
 const SAMPLE: Duration = Duration::from_millis(250);
 const DONE: Duration = Duration::from_secs(60);
 
