@@ -1,4 +1,6 @@
 #![allow(clippy::unwrap_used)]
+use outbox_core::gtid::mariadb::GtidList;
+
 use super::*;
 
 const A: &str = "aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa";
@@ -189,4 +191,90 @@ fn settings_that_forbid_tailing_are_named() {
         f.log_replica_updates = false;
     };
     assert_eq!(check(replica), Some("log_replica_updates"));
+}
+
+fn mariadb(state: &str, purged: &str) -> ServerFacts {
+    let gtids = state.split(',').filter(|g| !g.is_empty());
+    let state: Vec<_> = gtids.map(|g| g.parse().unwrap()).collect();
+    ServerFacts {
+        family: Family::Mariadb,
+        mariadb: Some(MariadbGtids {
+            position: state.iter().copied().collect(),
+            state,
+            replicated: "5-9-40".parse().unwrap(),
+            purged: Some(purged.parse().unwrap()),
+        }),
+        ..facts("", "", "")
+    }
+}
+
+#[test]
+fn a_list_is_continued_only_where_all_that_follows_is_there() {
+    // The server's id is 7.
+    for (list, state, purged, wanted) in [
+        ("0-7-10", "0-7-20", "", None),
+        ("0-7-20", "0-7-20", "", None),
+        ("0-7-10", "0-7-20", "0-7-10", None),
+        ("", "0-7-20", "", None),
+        // Written by the server that was followed, and logged here before this one's own.
+        ("0-9-10", "0-9-12,0-7-20", "0-9-10", None),
+        // Copied, not logged.
+        ("5-9-40", "0-7-20", "", None),
+        (
+            "0-7-9",
+            "0-7-20",
+            "0-7-10",
+            Some((LostReason::Purged, true)),
+        ),
+        ("", "0-7-20", "0-7-10", Some((LostReason::Purged, true))),
+        (
+            "0-7-20",
+            "0-7-20,3-7-9",
+            "3-7-5",
+            Some((LostReason::Purged, true)),
+        ),
+        (
+            "0-7-21",
+            "0-7-20",
+            "",
+            Some((LostReason::NotContained, false)),
+        ),
+        (
+            "0-9-15",
+            "0-9-12,0-7-20",
+            "",
+            Some((LostReason::NotContained, false)),
+        ),
+        (
+            "3-7-1",
+            "0-7-20",
+            "",
+            Some((LostReason::NotContained, false)),
+        ),
+    ] {
+        let position = Position::Mariadb(list.parse::<GtidList>().unwrap().into());
+        let resume = check_resume(&position, &mariadb(state, purged));
+        assert_eq!(reason(&resume), wanted, "{list} on {state}: {resume:?}");
+    }
+    let position = Position::Mariadb(GtidList::default().into());
+    let resume = check_resume(&position, &facts("ON", "", ""));
+    assert_eq!(reason(&resume), Some((LostReason::ModeChanged, false)));
+}
+
+#[test]
+fn a_mariadb_replica_is_waited_for_if_it_can_catch_up() {
+    let resume = |list: &str, state| {
+        let mut server = mariadb(state, "");
+        server.is_replica = true;
+        check_resume(
+            &Position::Mariadb(list.parse::<GtidList>().unwrap().into()),
+            &server,
+        )
+    };
+    assert_eq!(resume("0-9-15", "0-9-12"), Resume::Behind("0-9-15".into()));
+    // The domain went on without it, or it was the server's own.
+    for (list, state) in [("0-9-15", "0-9-12,0-8-16"), ("0-7-15", "0-7-12")] {
+        let lost = reason(&resume(list, state));
+        assert_eq!(lost, Some((LostReason::NotContained, false)), "{list}");
+    }
 }
