@@ -215,7 +215,7 @@ async fn the_console_fits_a_phone_and_the_dark() -> Result<()> {
         .await?;
     let pictures = std::env::var_os("OUTBOXD_SCREENSHOTS").is_some();
     // For a picture, enough of a history to look at.
-    let rounds = if pictures { 50 } else { 2 };
+    let rounds = if pictures { 32 } else { 2 };
     for round in 0..rounds {
         for n in 0..(8 + round % 7 * 4) {
             world
