@@ -25,7 +25,8 @@ impl History {
             76..84 => self.database_fault(),
             84..89 => self.lock(),
             89..93 => self.tail(),
-            93..97 => {
+            93..95 => self.give_up_in_a_blockade().await,
+            95..97 => {
                 self.tell("sweep".to_owned());
                 if let Some(leader) = &self.leader {
                     leader.handle.request_sweep(None);
@@ -194,6 +195,26 @@ impl History {
                 });
             }
         }
+    }
+
+    /// The broker stops taking messages in the midst of a sweep, and rows that wait for it are given
+    /// up meanwhile.
+    async fn give_up_in_a_blockade(&mut self) {
+        let Some(leader) = &self.leader else { return };
+        let (broker, handle) = (leader.broker.clone(), leader.handle.clone());
+        self.tell("blockade".to_owned());
+        for _ in 0..15 {
+            self.insert();
+        }
+        handle.request_sweep(None);
+        tokio::time::sleep(self.rng.random_range(1..50) * MILLI).await;
+        broker.set_blocked(true);
+        tokio::time::sleep(1000 * MILLI).await;
+        for _ in 0..10 {
+            self.abandon();
+        }
+        tokio::time::sleep(12_000 * MILLI).await;
+        broker.set_blocked(false);
     }
 
     /// The tail does something.
