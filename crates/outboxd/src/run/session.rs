@@ -98,7 +98,7 @@ pub async fn lead(
     }
     let ended = crew.join(DRAIN + Duration::from_secs(5)).await;
     daemon.control.set(None);
-    metrics::gauge!("outboxd_leader").set(0.0);
+    daemon.meters.lead_ended();
     ended.map_err(|e| match e.downcast::<SessionError>() {
         Ok(e) => e,
         Err(e) => SessionError::Again(e),
