@@ -14,6 +14,7 @@ use outbox_core::ports::{PortError, PortResult};
 use outbox_core::retry::RetryPolicy;
 use outbox_core::row::{RowId, TableIdx};
 use outbox_core::spec::{TableSpec, Tracking};
+use serde::Serialize;
 use sqlx::MySqlConnection;
 
 pub use read::{Filter, RowDetail, RowSummary};
@@ -35,6 +36,16 @@ pub struct Admin {
     tables: Arc<Vec<OutboxTable>>,
     parked: Vec<ParkedTable>,
     retry: RetryPolicy,
+    broken: Vec<BrokenTable>,
+}
+
+/// A configured table that cannot be used; the others can.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BrokenTable {
+    /// `schema.table`.
+    pub table: String,
+    /// Why not.
+    pub error: String,
 }
 
 /// Where the rows of a table are that an operator can do something about.
@@ -44,7 +55,11 @@ enum One<'a> {
 }
 
 impl Admin {
-    /// Opens the configured tables.
+    /// Opens the configured tables; those that cannot be used are left out (see
+    /// [`Admin::broken`]). Tables are numbered anew, without them.
+    ///
+    /// # Errors
+    /// Where the database cannot be asked, or no table can be used.
     pub async fn open(
         db: Db,
         name: Arc<str>,
@@ -54,17 +69,23 @@ impl Admin {
         let work = async {
             let family = db.family().await?;
             let mut session = db.session().await?;
-            let mut tables = Vec::with_capacity(specs.len());
-            for (at, spec) in specs.iter().enumerate() {
-                let idx = TableIdx(u16::try_from(at).unwrap_or(u16::MAX));
-                let name = Arc::clone(&name);
-                tables.push(OutboxTable::open(&mut session, family, idx, spec, name).await?);
-            }
+            let (tables, mut broken) =
+                OutboxTable::open_all(&mut session, family, specs, &name).await?;
             session.finish();
-            Ok(tables)
+            match tables.is_empty().then(|| broken.pop()).flatten() {
+                Some((_, error)) => Err(error),
+                None => Ok((tables, broken)),
+            }
         };
-        let tables = db.run("open the outbox tables", work).await?;
-        Ok(Self::new(db, name, Arc::new(tables), retry))
+        let (tables, broken) = db.run("open the outbox tables", work).await?;
+        let broken = broken.into_iter().map(|(spec, error)| BrokenTable {
+            table: spec.full_name(),
+            error: error.to_string(),
+        });
+        Ok(Self {
+            broken: broken.collect(),
+            ..Self::new(db, name, Arc::new(tables), retry)
+        })
     }
 
     /// Rows of tables that are open already.
@@ -79,7 +100,14 @@ impl Admin {
             name,
             tables,
             retry,
+            broken: Vec::new(),
         }
+    }
+
+    /// Configured tables that cannot be used.
+    #[must_use]
+    pub fn broken(&self) -> &[BrokenTable] {
+        &self.broken
     }
 
     /// The table of this name: as configured, with its schema or without.

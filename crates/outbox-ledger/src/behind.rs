@@ -4,7 +4,7 @@
 use outbox_core::ports::Behind;
 use outbox_core::row::{Aggregate, TableIdx};
 use serde::{Deserialize, Serialize};
-use sqlx::{MySqlConnection, Row as _};
+use sqlx::MySqlConnection;
 
 use crate::error::{DbError, DbResult};
 use crate::layouts::text;

@@ -6,6 +6,7 @@ mod coordinate;
 use std::sync::Arc;
 
 use outbox_core::Position;
+use outbox_core::layout::TableLayout;
 use outbox_core::ports::PortResult;
 use outbox_core::position::FilePosition;
 use sqlx::Connection;
@@ -63,11 +64,13 @@ impl PositionStore {
     }
 
     /// Stores where to start, whether a sweep is due from there, and the gap that made it
-    /// necessary, all at once. Stored layouts are forgotten: they were those of another place.
+    /// necessary, all at once. Stored layouts are forgotten, as they were those of another place,
+    /// and `layouts` (by the tables' full names) are stored: those that hold at the position.
     pub async fn start_at(
         &self,
         epoch: &Epoch,
         position: &Position,
+        layouts: &[(String, TableLayout)],
         sweep: bool,
         gap: Option<&NewGap>,
     ) -> PortResult<()> {
@@ -79,6 +82,9 @@ impl PositionStore {
                 gap::record(&mut tx, &self.name, gap).await?;
             }
             checkpoint::replace(&mut tx, epoch, Some(position), sweep, false).await?;
+            for (table, layout) in layouts {
+                layouts::store(&mut tx, &self.name, table, Some(layout)).await?;
+            }
             tx.commit().await?;
             session.finish();
             Ok(())

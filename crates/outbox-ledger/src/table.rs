@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use outbox_core::binder::{BindContext, Binder};
 use outbox_core::layout::TableLayout;
+use outbox_core::ports::Disposition;
 use outbox_core::row::{OutboxRow, RowId, TableIdx};
 use outbox_core::spec::{ColumnNames, TableSpec, Tracking};
 use sqlx::mysql::MySqlRow;
@@ -49,6 +50,32 @@ impl OutboxTable {
             .await?
             .ok_or_else(|| missing(spec))?;
         Self::new(idx, spec, layout, app_id)
+    }
+
+    /// Opens tables one by one, numbered in their order without those that cannot be used, and
+    /// could not be by asking again: these come back with their errors.
+    ///
+    /// # Errors
+    /// Where the database cannot be asked.
+    pub async fn open_all(
+        conn: &mut MySqlConnection,
+        family: Family,
+        specs: &[Arc<TableSpec>],
+        app_id: &Arc<str>,
+    ) -> DbResult<(Vec<Self>, Vec<(Arc<TableSpec>, DbError)>)> {
+        let (mut tables, mut broken) = (Vec::with_capacity(specs.len()), Vec::new());
+        for spec in specs {
+            let idx = u16::try_from(tables.len())
+                .map_err(|_| DbError::Config("more than 65,535 tables".to_owned()))?;
+            match Self::open(conn, family, TableIdx(idx), spec, Arc::clone(app_id)).await {
+                Ok(table) => tables.push(table),
+                Err(e) if e.disposition() == Disposition::Halt => {
+                    broken.push((Arc::clone(spec), e));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok((tables, broken))
     }
 
     /// Fits the section to a layout.

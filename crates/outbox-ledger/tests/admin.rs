@@ -303,7 +303,7 @@ async fn the_overview_tells_how_it_stands() -> Result<()> {
     };
     let positions = PositionStore::new(world.db.clone(), NAME.into());
     positions
-        .start_at(&world.epoch, &at, true, Some(&gap))
+        .start_at(&world.epoch, &at, &[], true, Some(&gap))
         .await?;
     pause::set(&world.db, NAME, None).await?;
     pause::set(&world.db, NAME, Some("app.outbox")).await?;

@@ -94,7 +94,7 @@ async fn start_beside_a_writer(world: &World) -> Result<()> {
     here.merge(&format!("{SOURCE}:4100:4200-4300").parse()?);
     let start = Position::Gtid(here.clone());
     store(world)
-        .start_at(&world.epoch, &start, true, None)
+        .start_at(&world.epoch, &start, &[], true, None)
         .await?;
     assert_eq!(stored(world).await?, Some(start));
     // Behind the place of the new start as far as this source goes, but not all of it.
@@ -134,7 +134,7 @@ async fn sweeps(world: &World) -> Result<()> {
     let ledger = tail(world, &[spec("outbox")]).await?;
     let (positions, epoch) = (store(world), &world.epoch);
     let due = async || anyhow::Ok(positions.load().await?.context("stored")?.sweep);
-    positions.start_at(epoch, &at(1), true, None).await?;
+    positions.start_at(epoch, &at(1), &[], true, None).await?;
     assert!(due().await?);
     // Flushes do not end it.
     settle(&ledger, vec![], Some(at(2))).await?;
@@ -156,7 +156,7 @@ async fn gaps(world: &World) -> Result<()> {
     };
     let positions = store(world);
     positions
-        .start_at(&world.epoch, &at(9), true, Some(&new))
+        .start_at(&world.epoch, &at(9), &[], true, Some(&new))
         .await?;
     positions.set_by_operator(None, false).await?;
     let gaps = gap::unacknowledged(&world.db, NAME, 10).await?;
@@ -175,7 +175,7 @@ async fn gaps(world: &World) -> Result<()> {
     assert!(gap::unacknowledged(&world.db, NAME, 10).await?.is_empty());
     // Nothing of a gap is stored by an epoch that is over.
     let stale = positions
-        .start_at(&world.epoch, &at(9), true, Some(&new))
+        .start_at(&world.epoch, &at(9), &[], true, Some(&new))
         .await;
     stale.expect_err("the operator ended the epoch");
     assert_eq!(

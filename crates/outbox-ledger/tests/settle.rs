@@ -308,7 +308,7 @@ async fn stale_epoch(world: &World) -> Result<()> {
     let old = &world.epoch;
     stale(
         positions
-            .start_at(old, &at(71), true, None)
+            .start_at(old, &at(71), &[], true, None)
             .await
             .expect_err("stale"),
     );

@@ -93,10 +93,15 @@ async fn command(command: Command, config: Config) -> anyhow::Result<ExitCode> {
         let level = crate::logging::init(&config.log);
         return crate::run::run(config, level).await;
     }
-    // Commands answer on standard output; only what is wrong is logged.
+    // Commands answer on standard output; only what is wrong is logged. What check finds wrong
+    // is its answer.
+    let level = match command {
+        Command::Check(_) => "off",
+        _ => "warn",
+    };
     crate::logging::init(&Log {
         format: LogFormat::Text,
-        level: "warn".to_owned(),
+        level: level.to_owned(),
     });
     if let Command::Config { .. } = command {
         output::line(config::print(&config).trim_end());

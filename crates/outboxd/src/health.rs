@@ -60,6 +60,8 @@ pub struct Health {
     pub rabbitmq: Part,
     /// The replication stream.
     pub tail: Part,
+    /// Configured tables that cannot be used and are left out, with the reason.
+    pub broken_tables: Vec<String>,
     /// Gaps that nobody has acknowledged.
     pub gaps: u64,
     /// Whether publishing is paused for every table.
@@ -67,12 +69,18 @@ pub struct Health {
 }
 
 impl Health {
-    /// Whether this instance does its duty: leading with everything up and no open gap, or
+    /// Whether this instance does its duty: leading with everything up, no open gap and every table, or
     /// standing by.
     pub fn ready(&self) -> bool {
         match self.role {
             Role::Standby => self.mysql.ok,
-            Role::Leader => self.mysql.ok && self.rabbitmq.ok && self.tail.ok && self.gaps == 0,
+            Role::Leader => {
+                self.mysql.ok
+                    && self.rabbitmq.ok
+                    && self.tail.ok
+                    && self.gaps == 0
+                    && self.broken_tables.is_empty()
+            }
             Role::Starting | Role::Halted | Role::Stopping => false,
         }
     }

@@ -8,6 +8,7 @@ pub mod servers;
 mod session;
 mod signals;
 mod stats;
+mod tables;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -12,3 +12,4 @@ mod poller;
 mod position;
 mod refusals;
 mod rows;
+mod tables;

@@ -7,7 +7,7 @@ use outbox_core::ports::{PortResult, TableBacklog};
 use outbox_core::status::Status;
 use serde::Serialize;
 
-use super::{Admin, One};
+use super::{Admin, BrokenTable, One};
 use crate::{backlog, gap, lease, pause, position};
 
 /// Gaps that are shown at most; more than one is unusual enough.
@@ -36,6 +36,8 @@ pub struct StatusOverview {
     pub lag: Lag,
     /// By table.
     pub backlog: Vec<TableStatus>,
+    /// Configured tables that cannot be used, and why.
+    pub broken: Vec<BrokenTable>,
     /// Age of the oldest row that is due, over all tables.
     pub oldest_pending_seconds: Option<u64>,
     /// Gaps that nobody has acknowledged.
@@ -138,6 +140,7 @@ impl Admin {
                 .filter_map(|t| t.oldest_pending_seconds)
                 .max(),
             backlog,
+            broken: self.broken.clone(),
             gaps: gaps
                 .into_iter()
                 .map(|g| GapView {

@@ -43,9 +43,22 @@ async fn broker(config: &Config) -> anyhow::Result<Check> {
     let (publisher, driver) = RabbitPublisher::new(servers::broker(config, "check"));
     let stop = CancellationToken::new();
     let driver = tokio::spawn(driver.run(stop.clone()));
-    let connected = tokio::time::timeout(PATIENCE, publisher.ready())
-        .await
-        .is_ok();
+    let begun = publisher.state();
+    // The first attempt says it all; the daemon would go on trying.
+    let failed = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
+        loop {
+            ticks.tick().await;
+            let state = publisher.state();
+            if matches!(state, BrokerState::Down(_)) && state != begun {
+                return;
+            }
+        }
+    };
+    let connected = tokio::select! {
+        ready = tokio::time::timeout(PATIENCE, publisher.ready()) => ready.is_ok(),
+        () = failed => false,
+    };
     let state = publisher.state();
     stop.cancel();
     driver.await?;

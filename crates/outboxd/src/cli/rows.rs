@@ -18,6 +18,11 @@ const REASON: usize = 80;
 pub fn find(admin: &Admin, table: Option<&str>) -> anyhow::Result<Option<TableIdx>> {
     let Some(name) = table else { return Ok(None) };
     let found = admin.find(name);
+    let bare = |full: &str| full.rsplit_once('.').is_some_and(|(_, bare)| bare == name);
+    let mut broken = admin.broken().iter();
+    if let (None, Some(b)) = (found, broken.find(|b| b.table == name || bare(&b.table))) {
+        anyhow::bail!("the table {} cannot be used: {}", b.table, b.error);
+    }
     found.map(Some).ok_or_else(|| {
         anyhow::anyhow!(
             "no outbox is named {name}; configured: {}",

@@ -79,6 +79,14 @@ fn print(s: &StatusOverview) {
         ],
         rows,
     );
+    if !s.broken.is_empty() {
+        output::line("\ntables that cannot be used and are left out:");
+        let rows = s
+            .broken
+            .iter()
+            .map(|b| vec![b.table.clone(), b.error.clone()]);
+        output::table(&["table", "reason"], rows);
+    }
     if !s.gaps.is_empty() {
         output::line("\ngaps that are not acknowledged (`outboxd ack-gap`):");
         let rows = s.gaps.iter().map(|g| {

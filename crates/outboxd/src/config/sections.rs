@@ -147,33 +147,57 @@ fn url_source(r: &mut Reader<'_>, schemes: &[&str]) -> Option<UrlSource> {
                 format_args!("{} does not exist", path.display()),
             );
         }
-        (None, Some(path)) => return Some(UrlSource::File(path)),
-        (Some(url), None) => {
-            let scheme_ok = url.expose_secret().split(',').all(|one| {
-                url::Url::parse(one.trim())
-                    .is_ok_and(|u| schemes.contains(&u.scheme()) && u.has_host())
-            });
-            if scheme_ok {
-                return Some(UrlSource::Inline(url));
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            match unsound(text.trim(), schemes) {
+                None => return Some(UrlSource::File(path)),
+                Some(why) => {
+                    r.mistake(
+                        "url_file",
+                        format_args!("what {} holds is {why}", path.display()),
+                    );
+                }
             }
-            let form = schemes
-                .iter()
-                .map(|s| format!("{s}://user:password@host:port/…"));
-            r.mistake(
-                "url",
-                format_args!(
-                    "not a URL of the form {}",
-                    form.collect::<Vec<_>>().join(" or ")
-                ),
-            );
         }
+        (Some(url), None) => match unsound(url.expose_secret(), schemes) {
+            None => return Some(UrlSource::Inline(url)),
+            Some(why) => r.mistake("url", why),
+        },
     }
     None
+}
+
+/// What is wrong with a URL, or with one of several; never quotes it.
+fn unsound(urls: &str, schemes: &[&str]) -> Option<String> {
+    let form = || {
+        let forms = schemes.iter();
+        let forms = forms.map(|s| format!("{s}://user:password@host:port/…"));
+        let forms = forms.collect::<Vec<_>>().join(" or ");
+        format!("not a URL of the form {forms}")
+    };
+    urls.split(',')
+        .find_map(|one| match url::Url::parse(one.trim()) {
+            Ok(u) if is_torn(&u) => Some(format!("{}; {ENCODE}", form())),
+            Ok(u) if schemes.contains(&u.scheme()) && u.has_host() => None,
+            Ok(_) => Some(form()),
+            Err(_) => Some(format!("{}; {ENCODE}", form())),
+        })
+}
+
+const ENCODE: &str = "special characters of the password are percent-encoded: \
+     @ is %40, / is %2F, # is %23, ? is %3F, : is %3A, % is %25";
+
+/// Whether an unencoded character of the password ended the URL's authority too early: what was
+/// to be the host stands behind an @ further on.
+fn is_torn(url: &url::Url) -> bool {
+    let rest = [Some(url.path()), url.query(), url.fragment()];
+    rest.into_iter().flatten().any(|part| part.contains('@'))
 }
 
 /// A URL without its password.
 fn mask(url: &str) -> String {
     let mask_one = |one: &str| match url::Url::parse(one.trim()) {
+        Ok(u) if is_torn(&u) => "***".to_owned(),
         Ok(mut u) if u.password().is_some() => {
             if u.set_password(Some("***")).is_err() {
                 return "***".to_owned();
@@ -210,6 +234,10 @@ fn tls(r: &mut Reader<'_>) -> TlsFiles {
 fn mysql(mut r: Reader<'_>) -> Option<Mysql> {
     let url = url_source(&mut r, &["mysql"]);
     let replica_url = r.optional_secret("replica_url", "tail this replica, write to url", mask);
+    let replica = replica_url.as_ref();
+    if let Some(why) = replica.and_then(|u| unsound(u.expose_secret(), &["mysql"])) {
+        r.mistake("replica_url", why);
+    }
     let modes = [
         ("disabled", SslMode::Disabled),
         ("preferred", SslMode::Preferred),

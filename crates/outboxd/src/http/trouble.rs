@@ -23,13 +23,14 @@ pub(super) struct Trouble {
 }
 
 /// Each code with its severity and its heading in `docs/operations.md`, as an anchor.
-const KNOWN: [(&str, &str, &str); 14] = [
+const KNOWN: [(&str, &str, &str); 15] = [
     ("starting", "warning", "starting"),
     ("halted", "error", "halted"),
     ("mysql", "error", "mysql-is-away"),
     ("rabbitmq", "error", "rabbitmq-is-away"),
     ("rabbitmq_blocked", "error", "rabbitmq-is-blocked"),
     ("tail", "error", "the-tail-does-not-run"),
+    ("broken_table", "error", "a-table-cannot-be-used"),
     ("gap", "error", "the-binlog-position-is-lost"),
     ("paused", "warning", "publishing-is-paused"),
     ("no_leader", "error", "nobody-leads"),
@@ -105,6 +106,9 @@ fn own(h: &Health, overview: Option<&StatusOverview>) -> Vec<Trouble> {
         if !h.tail.ok && !h.tail.detail.starts_with("broker ") {
             say("tail", format!("tail: {}", h.tail.detail));
         }
+    }
+    for table in &h.broken_tables {
+        say("broken_table", format!("a table is left out: {table}"));
     }
     let gaps = overview.map_or(h.gaps, |o| o.gaps.len() as u64);
     if gaps > 0 {

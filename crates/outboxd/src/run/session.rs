@@ -8,15 +8,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use outbox_core::ports::{Disposition, Gate, NoTail, PortError, Publisher as _};
+use outbox_core::layout::TableLayout;
+use outbox_core::ports::{Disposition, Gate, Layouts as _, NoTail, PortError, Publisher as _};
 use outbox_core::spec::{TableSpec, Tracking};
 use outbox_core::{Position, TableIdx};
 use outbox_ledger::gap::NewGap;
 use outbox_ledger::layouts::TableLayouts;
 use outbox_ledger::lease::{Epoch, Lease};
 use outbox_ledger::position::PositionStore;
-use outbox_ledger::table::OutboxTable;
 use outbox_ledger::zone;
 use outbox_poller::{Poller, PollerConfig, PollerHandle, SweepConfig};
 use outbox_tail::rabbit::RabbitPublisher;
@@ -26,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::servers::{self, jittered};
-use super::{Control, Daemon, chores};
+use super::{Control, Daemon, chores, tables};
 use crate::health::Part;
 use crate::supervise::Crew;
 
@@ -98,6 +97,7 @@ pub async fn lead(
     }
     let ended = crew.join(DRAIN + Duration::from_secs(5)).await;
     daemon.control.set(None);
+    metrics::gauge!("outboxd_leader").set(0.0);
     daemon.meters.lead_ended();
     ended.map_err(|e| match e.downcast::<SessionError>() {
         Ok(e) => e,
@@ -117,6 +117,7 @@ struct Delivery {
     layouts: Arc<TableLayouts>,
     stream: StreamConfig,
     binlog_kept: Option<Duration>,
+    meters: Arc<tables::SessionMeters>,
 }
 
 async fn deliver(
@@ -125,10 +126,11 @@ async fn deliver(
     stop: &CancellationToken,
 ) -> Result<(), SessionError> {
     let config = &daemon.config;
-    let tables = Arc::new(open_tables(daemon).await?);
+    let tables = Arc::new(tables::open(daemon).await?);
     let specs: Vec<Arc<TableSpec>> = tables.iter().map(|t| t.spec.clone()).collect();
     let name: Arc<str> = config.name.as_str().into();
     let zone_offset = zone::offset(&daemon.db).await?;
+    let meters = Arc::new(tables::SessionMeters::new(daemon, &tables));
     let mut crew = Crew::new(stop.child_token());
     let parts = crew.token();
     // The publishers outlive those who publish: a drain still takes the broker's answers.
@@ -158,7 +160,7 @@ async fn deliver(
         Arc::new(store),
         poll_publisher.clone(),
         gate.clone(),
-        daemon.meters.clone(),
+        meters.clone(),
     );
     let ledger: Arc<dyn outbox_core::ports::Ledger> = Arc::new(ledger);
     let poller = poller.with_ledger(ledger.clone());
@@ -167,6 +169,7 @@ async fn deliver(
     let facts = stream::probe(&stream_config).await.ok();
     let kept = facts.and_then(|f| f.expire_logs_seconds).filter(|s| *s > 0);
     let delivery = Arc::new(Delivery {
+        meters,
         binlog_kept: kept.map(Duration::from_secs),
         tables: specs,
         positions: PositionStore::new(daemon.db.clone(), name.clone()),
@@ -190,6 +193,12 @@ async fn deliver(
         crew.vital("broker state", async move {
             watch_brokers(&daemon, [tail_publisher, poll_publisher], &stop).await;
             Ok(())
+        });
+    }
+    if !daemon.health.get().broken_tables.is_empty() {
+        let (daemon, stop) = (daemon.clone(), parts.clone());
+        crew.vital("broken tables", async move {
+            Ok(tables::watch_broken(&daemon, &stop).await?)
         });
     }
     if config.poller.enabled {
@@ -243,39 +252,6 @@ async fn run_driver(
     Ok(())
 }
 
-/// Opens every table; what is missing is said once.
-async fn open_tables(daemon: &Daemon) -> Result<Vec<OutboxTable>, SessionError> {
-    let app_id: Arc<str> = daemon.config.name.as_str().into();
-    let mut tables = Vec::new();
-    for (n, spec) in daemon.config.outbox.iter().enumerate() {
-        let idx = TableIdx(
-            u16::try_from(n)
-                .context("more than 65,535 tables")
-                .map_err(SessionError::Halt)?,
-        );
-        let open = async {
-            let family = daemon.db.family().await?;
-            let mut session = daemon.db.session().await?;
-            let table = OutboxTable::open(&mut session, family, idx, spec, app_id.clone()).await?;
-            session.finish();
-            Ok(table)
-        };
-        let table = daemon
-            .db
-            .run(&format!("open the table {}", spec.full_name()), open)
-            .await?;
-        if !table.absent.is_empty() {
-            info!(
-                table = spec.full_name(),
-                absent = table.absent.join(","),
-                "optional columns are not there; `outboxd check` says what degrades"
-            );
-        }
-        tables.push(table);
-    }
-    Ok(tables)
-}
-
 impl Delivery {
     fn control(&self, relay: Option<RelayHandle>) -> Control {
         Control {
@@ -284,6 +260,35 @@ impl Delivery {
             tables: self.tables.clone().into(),
             binlog_kept: self.binlog_kept,
         }
+    }
+
+    /// The coordinate that the server has now, with the layouts that hold there: those that were
+    /// the same before and after it was read.
+    async fn coordinate(
+        &self,
+        daemon: &Daemon,
+    ) -> Result<(Position, Vec<(String, TableLayout)>), TailEnd> {
+        let before = self.layouts_now().await?;
+        let facts = stream::probe(&self.stream)
+            .await
+            .map_err(|e| TailEnd::Cannot(anyhow::Error::new(e)))?;
+        let after = self.layouts_now().await?;
+        // A replica may not have come to the layout that the primary has.
+        let known = daemon.config.mysql.replica_url.is_none();
+        let same = before
+            .into_iter()
+            .zip(after)
+            .filter(|(b, a)| known && b == a);
+        Ok((facts.coordinate, same.map(|(layout, _)| layout).collect()))
+    }
+
+    async fn layouts_now(&self) -> Result<Vec<(String, TableLayout)>, TailEnd> {
+        let mut layouts = Vec::new();
+        for (spec, n) in self.tables.iter().zip(0..) {
+            let (layout, _) = self.layouts.current(TableIdx(n)).await?;
+            layouts.push((spec.full_name(), layout));
+        }
+        Ok(layouts)
     }
 
     fn tracks_all(&self) -> bool {
@@ -396,7 +401,7 @@ async fn once(
         config,
         tables.collect(),
         delivery.layouts.clone(),
-        daemon.meters.clone(),
+        delivery.meters.clone(),
     );
     let source = FencedSource {
         inner: source,
@@ -409,7 +414,7 @@ async fn once(
         Box::new(source),
         delivery.ledger.clone(),
         delivery.tail_publisher.clone(),
-        daemon.meters.clone(),
+        delivery.meters.clone(),
     );
     daemon
         .control
@@ -466,15 +471,13 @@ async fn position(
         ),
         // First start, or after `position reset`.
         _ => {
-            let facts = stream::probe(&delivery.stream)
-                .await
-                .map_err(|e| TailEnd::Cannot(anyhow::Error::new(e)))?;
-            info!(position = %facts.coordinate, "starting from where the server is now, after a sweep");
+            let (coordinate, layouts) = delivery.coordinate(daemon).await?;
+            info!(position = %coordinate, "starting from where the server is now, after a sweep");
             delivery
                 .positions
-                .start_at(epoch, &facts.coordinate, true, None)
+                .start_at(epoch, &coordinate, &layouts, true, None)
                 .await?;
-            (Some(facts.coordinate), true, None)
+            (Some(coordinate), true, None)
         }
     };
     if sweep {
@@ -518,7 +521,7 @@ async fn lost_position(
         );
         delivery
             .positions
-            .start_at(epoch, &lost.to, true, Some(&gap))
+            .start_at(epoch, &lost.to, &[], true, Some(&gap))
             .await?;
         daemon.health.change(|h| h.gaps += 1);
         return Ok(());

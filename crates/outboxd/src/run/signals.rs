@@ -43,23 +43,23 @@ async fn carry_out(daemon: &Daemon, s: &signal::Signal) -> anyhow::Result<String
     let control = daemon.control.get();
     let text = |key: &str| data.get(key).and_then(Value::as_str);
     let table = match text("table") {
-        Some(name) => Some(find(daemon, name)?),
+        Some(name) => Some(crate::cli::full_name(&daemon.config, name)?),
         None => None,
     };
     let (name, db) = (&daemon.config.name, &daemon.db);
     match s.kind.as_str() {
         "pause" => {
-            pause::set(db, name, table.as_ref().map(|(_, full)| full.as_str())).await?;
+            pause::set(db, name, table.as_deref()).await?;
             chores::pauses(daemon).await?;
             Ok("paused".to_owned())
         }
         "resume" => {
-            pause::clear(db, name, table.as_ref().map(|(_, full)| full.as_str())).await?;
+            pause::clear(db, name, table.as_deref()).await?;
             chores::pauses(daemon).await?;
             Ok("resumed".to_owned())
         }
-        "sweep" => sweep(control, table.map(|(t, _)| t)),
-        "retry" | "abandon" => change(daemon, &s.kind, &data, table).await,
+        "sweep" => sweep(control, table.as_deref()),
+        "retry" | "abandon" => change(daemon, &s.kind, &data, table.as_deref()).await,
         "log" => {
             if let Some(level) = text("level") {
                 daemon.level.set(level)?;
@@ -78,10 +78,17 @@ async fn carry_out(daemon: &Daemon, s: &signal::Signal) -> anyhow::Result<String
 }
 
 /// Asked for, not waited for: a sweep may take long, and other signals wait behind this one.
-fn sweep(control: Option<Control>, table: Option<TableIdx>) -> anyhow::Result<String> {
+fn sweep(control: Option<Control>, table: Option<&str>) -> anyhow::Result<String> {
     let control = control
         .ok_or_else(|| anyhow::anyhow!("this instance is just starting; it sweeps by itself"))?;
-    control.poller.request_sweep(table);
+    let number = |name: &str| {
+        let mut tables = control.tables.iter().zip(0..);
+        let found = tables.find(|(t, _)| t.full_name() == name);
+        found
+            .map(|(_, n)| TableIdx(n))
+            .ok_or_else(|| unusable(name))
+    };
+    control.poller.request_sweep(table.map(number).transpose()?);
     Ok("sweeps now".to_owned())
 }
 
@@ -89,7 +96,7 @@ async fn change(
     daemon: &Daemon,
     kind: &str,
     data: &Value,
-    table: Option<(TableIdx, String)>,
+    table: Option<&str>,
 ) -> anyhow::Result<String> {
     let ids: Vec<String> = match (data.get("id"), data.get("ids")) {
         (Some(id), None) => vec![plain(id)],
@@ -99,7 +106,8 @@ async fn change(
         ),
     };
     let admin = servers::admin(&daemon.config, &daemon.db).await?;
-    let table = table.map(|(t, _)| t);
+    let number = |name| admin.find(name).ok_or_else(|| unusable(name));
+    let table = table.map(number).transpose()?;
     let changed = match kind {
         "retry" => admin.retry(table, &ids).await?,
         _ => admin.abandon(table, &ids).await?,
@@ -111,15 +119,6 @@ fn plain(id: &Value) -> String {
     id.as_str().map_or_else(|| id.to_string(), str::to_owned)
 }
 
-fn find(daemon: &Daemon, name: &str) -> anyhow::Result<(TableIdx, String)> {
-    let full = crate::cli::full_name(&daemon.config, name)?;
-    let at = daemon
-        .config
-        .outbox
-        .iter()
-        .position(|t| t.full_name() == full);
-    let at = at
-        .and_then(|n| u16::try_from(n).ok())
-        .ok_or_else(|| anyhow::anyhow!("no outbox is named {name}"))?;
-    Ok((TableIdx(at), full))
+fn unusable(table: &str) -> anyhow::Error {
+    anyhow::anyhow!("{table} cannot be used now; `outboxd status` says why")
 }
