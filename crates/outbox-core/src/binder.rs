@@ -140,7 +140,7 @@ impl Binder {
             },
             id: Arc::from(&*text(&cells[self.roles.aggregate_id])),
         };
-        let message = self.message(cells, &id, &aggregate, context);
+        let message = self.message(cells, &id, &aggregate, context).map(Arc::new);
         Ok(OutboxRow {
             key: RowKey {
                 table: self.table,

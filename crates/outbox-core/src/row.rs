@@ -102,13 +102,13 @@ pub struct OutboxRow {
     /// State columns as read.
     pub state: RowState,
     /// The message to publish, or why none can be built from this row (always permanent).
-    pub message: Result<Message, Failure>,
+    pub message: Result<Arc<Message>, Failure>,
 }
 
 impl OutboxRow {
     /// Bytes that this row keeps in memory, roughly: what windows are bounded by.
     #[must_use]
     pub fn weight(&self) -> usize {
-        256 + self.message.as_ref().map_or(0, Message::weight)
+        256 + self.message.as_ref().map_or(0, |m| m.weight())
     }
 }

@@ -278,7 +278,9 @@ impl ParkedTable {
                 locked_by: optional(row, 9)?,
                 locked_until: row.try_get_unchecked(10)?,
             },
-            message: message.map_err(|reason| Failure::permanent("unbuildable", reason)),
+            message: message
+                .map(Arc::new)
+                .map_err(|reason| Failure::permanent("unbuildable", reason)),
         })
     }
 }

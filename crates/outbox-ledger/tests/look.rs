@@ -4,6 +4,7 @@
 mod claims_world;
 mod settle_world;
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
@@ -444,8 +445,8 @@ async fn reasons(world: &World) -> Result<()> {
     Ok(())
 }
 
-fn message(id: u64) -> Box<Message> {
-    Box::new(Message {
+fn message(id: u64) -> Arc<Message> {
+    Arc::new(Message {
         exchange: "outbox".into(),
         templated_exchange: false,
         routing_key: "x".into(),

@@ -87,13 +87,13 @@ fn refused(n: u8) -> Verdict {
     Verdict::Failed {
         failure: Failure::retryable("unroutable", "no queue"),
         retry_count: 0,
-        message: Some(Box::new(message(n))),
+        message: Some(Arc::new(message(n))),
     }
 }
 
 fn behind(n: u8) -> Verdict {
     Verdict::Parked {
-        message: Ok(Box::new(message(n))),
+        message: Ok(Arc::new(message(n))),
     }
 }
 
@@ -156,8 +156,8 @@ async fn lives(server: World) -> Result<()> {
         .collect();
     assert_eq!(seen, [(uuid(9), false), (uuid(3), true)]);
     assert_eq!(
-        rows[1].0.message.as_ref().unwrap(),
-        &message(3),
+        **rows[1].0.message.as_ref().unwrap(),
+        message(3),
         "whole, to the bit"
     );
 
@@ -287,7 +287,7 @@ async fn many_large_rows_are_parked_in_pieces_and_found_by_index() -> Result<()>
             let mut large = message(n);
             large.body = vec![n; 300_000].into();
             let verdict = Verdict::Parked {
-                message: Ok(Box::new(large)),
+                message: Ok(Arc::new(large)),
             };
             row(n, &format!("a{}", n % 8), verdict)
         })

@@ -169,7 +169,7 @@ impl Flight {
         &mut self,
         room: usize,
         mut ticket: impl FnMut() -> Ticket,
-    ) -> Vec<(Ticket, Message)> {
+    ) -> Vec<(Ticket, Arc<Message>)> {
         let mut messages = Vec::new();
         while messages.len() < room
             && !self.over
@@ -204,7 +204,7 @@ impl Flight {
         let Some((place, row)) = self.out.remove(&ticket) else {
             return;
         };
-        let weight = row.message.as_ref().map_or(0, Message::weight);
+        let weight = row.message.as_ref().map_or(0, |m| m.weight());
         self.bytes = self.bytes.saturating_sub(weight);
         let aggregate = row.aggregate.clone();
         let failure = match answer {

@@ -182,7 +182,7 @@ impl Publisher for RabbitPublisher {
         }
     }
 
-    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Message)>) {
+    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Arc<Message>)>) {
         let mut inner = self.shared.lock();
         inner.unconfirmed += messages.len();
         if inner.open && inner.generation == generation.0 {
@@ -231,7 +231,7 @@ struct Inner {
     generation: u64,
     /// Whether submissions under `generation` are taken.
     open: bool,
-    inbox: VecDeque<(Ticket, Message)>,
+    inbox: VecDeque<(Ticket, Arc<Message>)>,
     outcomes: Vec<(Ticket, PublishOutcome)>,
     state: BrokerState,
     unconfirmed: usize,
@@ -318,7 +318,7 @@ impl Shared {
         self.decided.notify_one();
     }
 
-    fn take(&self, most: usize) -> Vec<(Ticket, Message)> {
+    fn take(&self, most: usize) -> Vec<(Ticket, Arc<Message>)> {
         let mut inner = self.lock();
         let count = most.min(inner.inbox.len());
         inner.inbox.drain(..count).collect()

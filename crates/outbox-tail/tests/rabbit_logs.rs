@@ -62,9 +62,9 @@ async fn with_the_noisy_targets_off_neither_bodies_nor_passwords_are_logged() {
     )));
     let generation = running.ready().await;
     let mut lost = message("x", "bad", 1, 0);
-    lost.body = "the-payload-itself".into();
+    Arc::make_mut(&mut lost).body = "the-payload-itself".into();
     let mut good = lost.clone();
-    good.routing_key = "good".into();
+    Arc::make_mut(&mut good).routing_key = "good".into();
     running
         .publisher
         .submit(generation, vec![(1, lost), (2, good)]);

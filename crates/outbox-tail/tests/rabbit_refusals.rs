@@ -4,6 +4,7 @@
 
 mod rabbit_support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::ExchangeKind;
@@ -271,7 +272,8 @@ async fn a_message_that_offends_the_broker_is_found_among_its_neighbours() {
     let make = |i: u64| {
         let mut m = message("x", "k", i, 10);
         if i == 77 || i == 250 {
-            m.headers
+            Arc::make_mut(&mut m)
+                .headers
                 .push(("CC".into(), HeaderValue::Text("not a list".into())));
         }
         m
@@ -313,7 +315,8 @@ async fn headers_over_the_frame_size_fail_alone_without_touching_the_channel() {
     let generation = running.ready().await;
     let big = |bytes: usize, id| {
         let mut m = message("frames", "k", id, 10);
-        m.headers
+        Arc::make_mut(&mut m)
+            .headers
             .push(("h".into(), HeaderValue::Text("x".repeat(bytes))));
         m
     };

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 use super::PortResult;
@@ -32,13 +34,13 @@ pub enum Verdict {
         /// `retry_count` as it was read: the compare-and-set sets n + 1 where it is n.
         retry_count: u32,
         /// The message, kept only for tables without status columns, which park it.
-        message: Option<Box<Message>>,
+        message: Option<Arc<Message>>,
     },
     /// Tables without status columns only: the row was passed over because its aggregate is
     /// held, and is parked behind it, uncharged.
     Parked {
         /// The message to publish later, or why none could be built.
-        message: Result<Box<Message>, Failure>,
+        message: Result<Arc<Message>, Failure>,
     },
 }
 

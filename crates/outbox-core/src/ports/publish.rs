@@ -1,4 +1,5 @@
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
@@ -61,7 +62,7 @@ pub trait Publisher: Send + Sync {
 
     /// Hands messages over, in order. Never waits: the caller bounds what is without outcome.
     /// Under a generation that is over, every message becomes `Unconfirmed`.
-    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Message)>);
+    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Arc<Message>)>);
 
     /// Waits for outcomes and takes all that are there, in the order in which they were
     /// decided. Cancel safe: nothing is lost when the future is dropped.

@@ -31,7 +31,7 @@ pub(super) type PublishCall =
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) ticket: Ticket,
-    pub(super) message: Message,
+    pub(super) message: Arc<Message>,
 }
 
 enum Stage {
@@ -247,6 +247,6 @@ impl InFlight {
     pub(super) fn messages(&self) -> impl Iterator<Item = &Message> {
         self.places
             .iter()
-            .filter_map(|p| p.flight.as_ref().map(|f| &f.item.message))
+            .filter_map(|p| p.flight.as_ref().map(|f| &*f.item.message))
     }
 }

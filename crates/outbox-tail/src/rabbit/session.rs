@@ -50,7 +50,7 @@ pub(super) struct Session<'a> {
     confirms: Confirms,
     clock: Clock,
     /// Taken from the inbox, not handed over yet.
-    queue: VecDeque<(Ticket, Message)>,
+    queue: VecDeque<(Ticket, Arc<Message>)>,
     /// Only one message may be out until something was answered.
     probing: bool,
     blocked: bool,

@@ -34,7 +34,7 @@ pub(super) struct Row {
     pub(super) key: RowKey,
     pub(super) aggregate: Aggregate,
     pub(super) retry_count: u32,
-    pub(super) message: Message,
+    pub(super) message: Arc<Message>,
     pub(super) committed_at: i64,
     /// How old it was when it was read, by the server's commit time.
     pub(super) age: Duration,
@@ -320,7 +320,7 @@ impl Desk {
         }
     }
 
-    fn hand_over(&mut self, seq: RowSeq, now: Duration, batch: &mut Vec<(Ticket, Message)>) {
+    fn hand_over(&mut self, seq: RowSeq, now: Duration, batch: &mut Vec<(Ticket, Arc<Message>)>) {
         let Some(row) = self.rows.get(&seq) else {
             return;
         };
@@ -379,7 +379,7 @@ impl Desk {
             self.settled(seq, &row.key);
         } else {
             let verdict = Verdict::Parked {
-                message: Ok(Box::new(row.message)),
+                message: Ok(row.message),
             };
             let outcome = RowOutcome {
                 key: row.key,
@@ -445,7 +445,7 @@ impl Desk {
             verdict: Verdict::Failed {
                 failure,
                 retry_count: row.retry_count,
-                message: parks.then(|| Box::new(row.message)),
+                message: parks.then_some(row.message),
             },
         };
         self.records.push(seq, outcome, None);

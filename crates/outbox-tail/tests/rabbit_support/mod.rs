@@ -83,9 +83,9 @@ pub async fn within<F: Future>(limit: Duration, what: &str, work: F) -> F::Outpu
     }
 }
 
-pub fn message(exchange: &str, key: &str, id: u64, body: usize) -> Message {
+pub fn message(exchange: &str, key: &str, id: u64, body: usize) -> Arc<Message> {
     let text = |name: &str, value: String| (name.to_owned(), HeaderValue::Text(value));
-    Message {
+    Arc::new(Message {
         exchange: exchange.into(),
         templated_exchange: false,
         routing_key: key.to_owned(),
@@ -99,11 +99,11 @@ pub fn message(exchange: &str, key: &str, id: u64, body: usize) -> Message {
             text("outbox-table", "shop.outbox".to_owned()),
         ],
         body: Bytes::from(vec![b'x'; body]),
-    }
+    })
 }
 
-pub fn templated(mut message: Message) -> Message {
-    message.templated_exchange = true;
+pub fn templated(mut message: Arc<Message>) -> Arc<Message> {
+    Arc::make_mut(&mut message).templated_exchange = true;
     message
 }
 
@@ -134,7 +134,7 @@ pub async fn deliver(
     publisher: &RabbitPublisher,
     count: u64,
     window: usize,
-    make: impl Fn(u64) -> Message,
+    make: impl Fn(u64) -> Arc<Message>,
 ) -> Report {
     let mut report = Report::default();
     let mut out: BTreeMap<Ticket, Instant> = BTreeMap::new();

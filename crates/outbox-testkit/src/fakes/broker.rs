@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,7 +36,7 @@ struct State {
     answer: Answer,
     watch: Watch,
     arrival: Watch,
-    waiting: VecDeque<(Instant, Ticket, Message)>,
+    waiting: VecDeque<(Instant, Ticket, Arc<Message>)>,
     ready: Vec<(Ticket, PublishOutcome)>,
     submitted: Vec<Submission>,
     confirmed: Vec<String>,
@@ -159,7 +159,7 @@ impl State {
             let outcome = (self.answer)(&message);
             if outcome == PublishOutcome::Confirmed {
                 (self.arrival)(&message);
-                self.confirmed.push(message.message_id);
+                self.confirmed.push(message.message_id.clone());
             }
             self.ready.push((ticket, outcome));
         }
@@ -184,7 +184,7 @@ impl Publisher for FakeBroker {
         }
     }
 
-    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Message)>) {
+    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Arc<Message>)>) {
         let mut state = guard(&self.state);
         let now = Instant::now();
         for (ticket, message) in messages {

@@ -358,7 +358,7 @@ impl FakeRow {
                 locked_by: self.locked_by.clone(),
                 locked_until: micros(self.locked_until),
             },
-            message: self.message.clone(),
+            message: self.message.clone().map(Arc::new),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! Changes no row; a row that cannot be published is an error, not a status.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -62,7 +63,7 @@ async fn pages(
                     row.key.id
                 ),
             };
-            message
+            Arc::make_mut(&mut message)
                 .headers
                 .push((HEADER.to_owned(), HeaderValue::Bool(true)));
             ticket += 1;

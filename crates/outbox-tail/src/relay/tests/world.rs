@@ -348,7 +348,7 @@ pub(super) fn row_of(n: u64, aggregate: &Aggregate) -> OutboxRow {
             locked_by: None,
             locked_until: None,
         },
-        message: Ok(Message {
+        message: Ok(Arc::new(Message {
             exchange: Arc::from("outbox"),
             templated_exchange: false,
             routing_key: "key".to_owned(),
@@ -362,7 +362,7 @@ pub(super) fn row_of(n: u64, aggregate: &Aggregate) -> OutboxRow {
                 outbox_core::message::HeaderValue::Text(aggregate.id.to_string()),
             )],
             body: Bytes::from_static(b"{}"),
-        }),
+        })),
     }
 }
 
@@ -636,7 +636,7 @@ impl Publisher for World {
         }
     }
 
-    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Message)>) {
+    fn submit(&self, generation: Generation, messages: Vec<(Ticket, Arc<Message>)>) {
         let mut broker = self.broker.lock().unwrap();
         broker.batches.push(messages.len());
         for (ticket, message) in messages {
