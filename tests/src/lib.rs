@@ -374,13 +374,13 @@ pub fn insert(n: u32) -> String {
 /// The statement that inserts `rows` rows (up to a million) at once, with payloads of `bytes` more bytes.
 #[must_use]
 pub fn insert_many(rows: u32, bytes: u32) -> String {
-    // Both families stop a recursion at a thousand.
+    // Both families stop a recursion at a thousand. The numbers are sorted, not the rows: large ones do not fit.
     format!(
         "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) \
          SELECT 'order', CONCAT('o', n % 10), 'OrderPaid', JSON_OBJECT('n', n, 'pad', REPEAT('x', {bytes})) \
          FROM (WITH RECURSIVE seq (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM seq WHERE i < 999) \
          SELECT 1000 * a.i + b.i + 1 AS n FROM seq AS a JOIN seq AS b \
-         WHERE a.i <= {} AND 1000 * a.i + b.i < {rows}) AS numbers ORDER BY n",
+         WHERE a.i <= {} AND 1000 * a.i + b.i < {rows} ORDER BY n LIMIT 1000000) AS numbers",
         rows.saturating_sub(1) / 1000
     )
 }

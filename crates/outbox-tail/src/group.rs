@@ -23,7 +23,7 @@ pub enum StreamItem {
         /// progress by itself is no reason to store a position.
         own_only: bool,
     },
-    /// A heartbeat: the server is alive and has nothing more for us now.
+    /// A heartbeat at the end of the binlog: the server has nothing more for us now.
     Idle,
 }
 

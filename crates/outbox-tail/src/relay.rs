@@ -443,7 +443,7 @@ impl Relay {
 
     fn outcomes(&mut self, outcomes: Vec<(Ticket, PublishOutcome)>) {
         for (ticket, outcome) in outcomes {
-            let Some(seq) = self.desk.out.remove(&ticket) else {
+            let Some(seq) = self.desk.answered(ticket) else {
                 continue;
             };
             match outcome {

@@ -22,6 +22,7 @@ mod scan;
 mod source;
 mod sql;
 mod tables;
+mod tip;
 
 pub use connect::{SslMode, StreamConfig, StreamTls, UrlSource, probe};
 pub use error::{LostPosition, LostReason, StreamDisposition, StreamError};

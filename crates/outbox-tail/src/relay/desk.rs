@@ -67,6 +67,8 @@ pub(super) struct Desk {
     /// Of paused tables.
     resting: BTreeSet<RowSeq>,
     pub(super) out: HashMap<Ticket, RowSeq>,
+    /// Bytes of what is at the broker.
+    out_bytes: usize,
     pub(super) records: Records,
     pub(super) paused: Paused,
     /// What to submit under; `None`: ask the publisher first.
@@ -116,6 +118,7 @@ impl Desk {
             absent: BTreeSet::new(),
             resting: BTreeSet::new(),
             out: HashMap::new(),
+            out_bytes: 0,
             records: Records::default(),
             paused: Paused::default(),
             generation: None,
@@ -296,13 +299,32 @@ impl Desk {
         self.generation.is_some() && !self.lost && (!self.probing || self.out.is_empty())
     }
 
+    /// Whether one more row may go to the broker. The window takes in whole groups, however
+    /// large; what a crash may publish twice is bounded here: rows at the broker and those whose
+    /// outcome is not recorded.
+    fn has_room(&self, batch: usize) -> bool {
+        let rows = self.out.len() + self.records.unrecorded();
+        rows < self.config.max_in_flight
+            && (batch + self.out.len() == 0 || self.out_bytes < self.config.max_in_flight_bytes)
+    }
+
+    /// The broker has answered for a message; the row, if it is one of ours.
+    pub(super) fn answered(&mut self, ticket: Ticket) -> Option<RowSeq> {
+        let seq = self.out.remove(&ticket)?;
+        let weight = self.rows.get(&seq).map_or(0, |row| row.message.weight());
+        self.out_bytes = self.out_bytes.saturating_sub(weight);
+        Some(seq)
+    }
+
     /// Hands over what can be handed over, in order, in one batch.
     pub(super) fn pump(&mut self) {
         self.follow_lanes();
         let mut batch = Vec::new();
         if self.may_publish() {
             let now = self.now();
-            while let Some(seq) = self.queue.pop_first() {
+            while self.has_room(batch.len())
+                && let Some(seq) = self.queue.pop_first()
+            {
                 self.hand_over(seq, now, &mut batch);
                 if self.probing && !batch.is_empty() {
                     break;
@@ -343,6 +365,7 @@ impl Desk {
             Decision::Publish => {
                 let ticket = ticket();
                 batch.push((ticket, row.message.clone()));
+                self.out_bytes += row.message.weight();
                 self.out.insert(ticket, seq);
             }
             Decision::Wait => {}

@@ -31,6 +31,8 @@ pub(super) struct Batch {
     metas: Vec<Meta>,
     settlement: Settlement,
     checkpoint: Option<Checkpoint>,
+    /// Rows that count as on their way.
+    counted: usize,
     began: Instant,
 }
 
@@ -38,6 +40,8 @@ pub(super) struct Batch {
 #[derive(Default)]
 pub(super) struct Records {
     pending: Vec<(Meta, RowOutcome)>,
+    /// Outcomes on their way to the ledger, but for those of locked rows.
+    settling: usize,
     oldest: Option<Instant>,
     /// Rows that somebody keeps locked. They are presented apart, so that they hold up nobody.
     busy: Vec<(Meta, RowOutcome)>,
@@ -59,6 +63,11 @@ impl Records {
 
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    /// Outcomes that are not recorded, but for those of rows that somebody keeps locked.
+    pub(super) fn unrecorded(&self) -> usize {
+        self.pending.len() + self.settling
     }
 
     pub(super) fn busy(&self) -> usize {
@@ -101,6 +110,7 @@ impl Desk {
         let count = self.records.pending.len().min(self.config.flush_rows);
         let (metas, outcomes): (Vec<_>, Vec<_>) = self.records.pending.drain(..count).unzip();
         self.records.oldest = (!self.records.pending.is_empty()).then_some(now);
+        self.records.settling += count;
         self.window.present(metas.iter().map(|m: &Meta| m.seq));
         let checkpoint = self.window.checkpoint();
         if checkpoint.is_some() {
@@ -119,6 +129,7 @@ impl Desk {
             metas,
             settlement,
             checkpoint,
+            counted: count,
             began: now,
         })
     }
@@ -146,6 +157,7 @@ impl Desk {
                 ..Settlement::default()
             },
             checkpoint: None,
+            counted: 0,
             began: Instant::now(),
         })
     }
@@ -153,6 +165,7 @@ impl Desk {
     /// A settlement came back.
     pub(super) fn recorded(&mut self, batch: Batch, report: &SettleReport) {
         let rows = batch.metas.len();
+        self.records.settling = self.records.settling.saturating_sub(batch.counted);
         let batch_had_position = batch.checkpoint.is_some();
         // What was recorded apart may have been all that the mark waited for.
         let apart = rows > 0 && !batch_had_position;

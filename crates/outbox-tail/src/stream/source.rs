@@ -22,6 +22,7 @@ use super::facts::{self, Resume, ServerFacts};
 use super::mariadb;
 use super::scan;
 use super::tables::{StreamTable, Tables};
+use super::tip::Tip;
 use crate::group::{Source, StreamItem};
 
 /// How often progress without rows is told.
@@ -49,6 +50,7 @@ pub struct BinlogSource {
     assembler: Assembler,
     stream: Option<BinlogStream>,
     coordinate: Option<Position>,
+    tip: Tip,
     /// The position of the first open: the one that stored layouts belong to.
     stored: Option<Position>,
     ready: VecDeque<StreamItem>,
@@ -92,6 +94,7 @@ impl BinlogSource {
             assembler,
             stream: None,
             coordinate: None,
+            tip: Tip::default(),
             stored: None,
             ready: VecDeque::new(),
             asking: None,
@@ -296,12 +299,13 @@ impl BinlogSource {
             }
             Ok(Step::Heartbeat) => {
                 let moved = self.assembler.since().moved;
-                let item = if moved {
-                    self.progress()
-                } else {
-                    StreamItem::Idle
+                let at_the_end = self.tip.reached_by(&self.assembler.place().file, &raw);
+                let item = match (moved, at_the_end) {
+                    (true, _) => Some(self.progress()),
+                    (false, true) => Some(StreamItem::Idle),
+                    (false, false) => None,
                 };
-                self.ready.push_back(item);
+                self.ready.extend(item);
             }
             Err(Fault::Unreadable(reason)) => return Err(self.undecodable(reason, None)),
             Err(Fault::Reset(detail)) => return Err(self.lost(LostReason::Reset, false, detail)),
@@ -486,6 +490,7 @@ impl Source for BinlogSource {
         }
         connect::prepare(&mut conn, &self.config, &facts).await?;
         let stream = connect::dump(conn, &self.config, after).await?;
+        self.tip = Tip::of(&facts);
         self.coordinate = Some(facts.coordinate);
         self.fresh = true;
         self.heard = Instant::now();
