@@ -82,9 +82,23 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(e) => {
-            complain(&format!("{e:#}"));
+            let text = format!("{e:#}");
+            let hint = hint(&text).map_or_else(String::new, |h| format!("; {h}"));
+            complain(&format!("{text}{hint}"));
             ExitCode::from(code(&e))
         }
+    }
+}
+
+/// What to do about what the server says of our own tables.
+fn hint(error: &str) -> Option<&'static str> {
+    let ours = error.contains(".outboxd_") || error.contains("'outboxd_");
+    match ours {
+        true if error.contains("error 1146") => Some("run `outboxd migrate` first"),
+        true if error.contains("error 1142") && error.contains("CREATE") => {
+            Some("`migrate` needs an account that may CREATE, ALTER and INDEX")
+        }
+        _ => None,
     }
 }
 

@@ -29,6 +29,12 @@ const TAIL: &str = "
   log say once what then degrades. A column set to `\"\"` is not there.
 * **`tracking = \"none\"`**: no status columns. The binlog is the truth; rows that fail are copied to
   `outboxd_parked` and retried from there.
+* **Status columns of text**: `status_values = { pending = \"NEW\", sent = \"SENT\", failed = \"FAILED\",
+  processing = \"SENDING\", abandoned = \"DEAD\" }`; all numbers or all texts. Columns of other names:
+  `columns = { id = \"event_id\", payload = \"body\", headers = \"\" }`; what is not named keeps its default.
+* **Keys**: one primary-key column, an integer, a string or a binary string (16 bytes print as a UUID, others
+  as hex). DECIMAL and composite keys are refused by `check`.
+* **Passwords in URLs** are percent-encoded: `@` is `%40`, `/` is `%2F`, `:` is `%3A`, `#` is `%23`, `%` is `%25`.
 * **Several RabbitMQ nodes**: `rabbitmq.url = \"amqp://u:p@a:5672/%2f,amqp://u:p@b:5672/%2f\"`, tried in
   turn.
 ";
@@ -70,7 +76,7 @@ fn page(shown: &[Shown]) -> String {
             Some(_) => "required".to_owned(),
             None => "unset".to_owned(),
         };
-        let _ = writeln!(out, "| `{key}` | {default} | {} |", k.help);
+        let _ = writeln!(out, "| `{key}` | {default} | {} |", k.explained());
     }
     out.push_str(TAIL);
     out

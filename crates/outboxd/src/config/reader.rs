@@ -20,6 +20,18 @@ pub struct Shown {
     pub is_default: bool,
     /// One line of explanation.
     pub help: &'static str,
+    /// The words to choose from, as TOML; empty: not a choice.
+    pub choices: Vec<String>,
+}
+
+impl Shown {
+    /// The explanation, with what is allowed.
+    pub fn explained(&self) -> String {
+        match self.choices.as_slice() {
+            [] => self.help.to_owned(),
+            choices => format!("{}; one of {}", self.help, choices.join(", ")),
+        }
+    }
 }
 
 /// What the walk collects.
@@ -82,6 +94,7 @@ impl<'a> Reader<'a> {
             value,
             is_default,
             help,
+            choices: Vec::new(),
         });
     }
 
@@ -338,7 +351,11 @@ impl<'a> Reader<'a> {
                 .find(|(_, c)| c == t)
                 .map_or_else(String::new, |(n, _)| quoted(n))
         };
-        self.value(key, default, help, parse, print)
+        let value = self.value(key, default, help, parse, print);
+        if let Some(shown) = self.out.shown.last_mut() {
+            shown.choices = choices.iter().map(|(name, _)| quoted(name)).collect();
+        }
+        value
     }
 
     /// A scalar in any form, as text or number; for `status_values`.

@@ -31,8 +31,8 @@ pub fn print(config: &Config) -> String {
                 .map_or(k.path.as_str(), |(_, key)| key);
             let note = if k.is_default { " (default)" } else { "" };
             let _ = match &k.value {
-                Some(value) => writeln!(out, "{key} = {value}  # {}{note}", k.help),
-                None => writeln!(out, "# {key} is not set  # {}", k.help),
+                Some(value) => writeln!(out, "{key} = {value}  # {}{note}", k.explained()),
+                None => writeln!(out, "# {key} is not set  # {}", k.explained()),
             };
         }
     }
