@@ -375,7 +375,7 @@ impl PollStore for PollLedger {
     }
 
     async fn coordinate(&self) -> PortResult<Position> {
-        position::coordinate(&self.db).await
+        position::coordinate(&self.db, Some(&self.epoch.name)).await
     }
 
     async fn patrol(

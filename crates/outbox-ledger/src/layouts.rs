@@ -46,7 +46,7 @@ impl Layouts for TableLayouts {
             let layout = read_layout(&mut session, family, &spec.schema, &spec.table)
                 .await?
                 .ok_or_else(|| missing(spec))?;
-            let coordinate = read_coordinate(&mut session, family).await?;
+            let coordinate = read_coordinate(&mut session, family, Some(&self.name)).await?;
             session.finish();
             Ok((layout, coordinate))
         };

@@ -9,7 +9,7 @@ use outbox_core::Position;
 use outbox_core::layout::TableLayout;
 use outbox_core::ports::PortResult;
 use outbox_core::position::FilePosition;
-use sqlx::Connection;
+use sqlx::{Connection, Executor as _, Row as _};
 
 pub(crate) use checkpoint::Writer;
 pub use coordinate::read_coordinate;
@@ -144,12 +144,12 @@ impl PositionStore {
     }
 }
 
-/// The coordinate that the server has now.
-pub async fn coordinate(db: &Db) -> PortResult<Position> {
+/// The coordinate that the server has now, of the kind of the position stored under `name`.
+pub async fn coordinate(db: &Db, name: Option<&str>) -> PortResult<Position> {
     let work = async {
         let family = db.family().await?;
         let mut session = db.session().await?;
-        let position = read_coordinate(&mut session, family).await?;
+        let position = read_coordinate(&mut session, family, name).await?;
         session.finish();
         Ok(position)
     };
@@ -176,8 +176,24 @@ pub async fn not_a_boundary(db: &Db, at: &FilePosition) -> PortResult<Option<Str
             }
             found => found?,
         };
+        let Some(row) = found else {
+            // The end of the file, or within its last event.
+            let logs = session.fetch_all("SHOW BINARY LOGS").await?;
+            session.finish();
+            let mut sizes = logs.iter().filter_map(|log| {
+                let name: String = log.try_get_unchecked(0).ok()?;
+                let size: u64 = log.try_get_unchecked(1).ok()?;
+                (name == at.file).then_some(size)
+            });
+            let ends = sizes.any(|size| size == at.pos);
+            return Ok((!ends).then(|| "no event begins there".to_owned()));
+        };
         session.finish();
-        let Some(row) = found else { return Ok(None) };
+        // MySQL shows the first event that begins there or behind it.
+        let begins: u64 = row.try_get_unchecked(1)?;
+        if begins != at.pos {
+            return Ok(Some(format!("the next event begins at {begins}")));
+        }
         let kind = layouts::text(&row, 2)?;
         let inner = [
             "Table_map",

@@ -329,6 +329,6 @@ impl Ledger for TailLedger {
     }
 
     async fn coordinate(&self) -> PortResult<Position> {
-        position::coordinate(&self.db).await
+        position::coordinate(&self.db, Some(&self.epoch.name)).await
     }
 }

@@ -295,7 +295,7 @@ async fn the_overview_tells_how_it_stands() -> Result<()> {
     assert_eq!((fresh.leader.as_deref(), fresh.epoch), (Some("here"), 1));
     assert_eq!(fresh.position, None);
     assert!(!fresh.paused && fresh.gaps.is_empty());
-    let at = coordinate(&world.db).await?;
+    let at = coordinate(&world.db, None).await?;
     let gap = NewGap {
         from: None,
         to: Some(at.clone()),

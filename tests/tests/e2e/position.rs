@@ -380,3 +380,36 @@ async fn an_idle_program_writes_little_and_its_own_writes_cause_none() -> Result
     );
     Ok(())
 }
+
+#[tokio::test]
+async fn a_position_by_file_on_a_server_with_gtids_goes_on_and_keeps_the_poller_going() -> Result<()>
+{
+    let mut world = Setup::new()
+        .config("poller.pending_grace = \"1s\"")
+        .start()
+        .await?;
+    world.insert(5).await?;
+    world.all_sent().await?;
+    world.outboxd.terminate().await?;
+    let file = new_log(&world).await?;
+    let wrong = ["position", "set", "--file", &file, "--pos", "150"];
+    let refused = world.outboxd.cli(&wrong).await?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    let start = ["position", "set", "--file", &file, "--pos", "4"];
+    world.outboxd.ok(&start).await?;
+    world.run().await?;
+    world.insert(5).await?;
+    world.all_sent().await?;
+    ensure!(
+        world.position().await?.contains(&file),
+        "{}",
+        world.position().await?
+    );
+    // The tail never sees this one, and the poller takes it once the position has come to where the server is.
+    let mut conn = world.mysql.conn().await?;
+    conn.query_drop("SET SESSION sql_log_bin = 0").await?;
+    conn.query_drop(insert(7)).await?;
+    conn.disconnect().await?;
+    world.judge_table(0).await?;
+    Ok(())
+}

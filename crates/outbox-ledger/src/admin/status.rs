@@ -120,7 +120,7 @@ impl Admin {
         let stored = position::PositionStore::new(db.clone(), Arc::clone(name))
             .load()
             .await?;
-        let now = position::coordinate(db).await?;
+        let now = position::coordinate(db, Some(name)).await?;
         let paused = pause::read(db, name).await?;
         let gaps = gap::unacknowledged(db, name, GAPS).await?;
         let backlog = self.backlog().await?;

@@ -12,9 +12,15 @@ use crate::layouts::text;
 const NO_LOG: &str = "the server writes no binary log";
 
 /// The end of the binlog: everything committed before this call lies before it. A GTID set where
-/// `gtid_mode` is ON, else file and offset; on MariaDB the last GTID of each domain.
-pub async fn read_coordinate(conn: &mut MySqlConnection, family: Family) -> DbResult<Position> {
-    if family == Family::MySql {
+/// `gtid_mode` is ON, else file and offset; on MariaDB the last GTID of each domain. Where the
+/// position that is stored under `name` is one by file (set by hand, or from before `gtid_mode`
+/// was switched on), the tail goes on by file, and what is compared with it must be of its kind.
+pub async fn read_coordinate(
+    conn: &mut MySqlConnection,
+    family: Family,
+    name: Option<&str>,
+) -> DbResult<Position> {
+    if family == Family::MySql && !by_file(conn, name).await? {
         let row = conn
             .fetch_one("SELECT @@GLOBAL.gtid_mode, @@GLOBAL.gtid_executed")
             .await?;
@@ -45,6 +51,14 @@ pub async fn read_coordinate(conn: &mut MySqlConnection, family: Family) -> DbRe
         file: row.try_get_unchecked("File")?,
         pos: row.try_get_unchecked("Position")?,
     }))
+}
+
+/// Whether the stored position is one by file.
+async fn by_file(conn: &mut MySqlConnection, name: Option<&str>) -> DbResult<bool> {
+    let Some(name) = name else { return Ok(false) };
+    let query = "SELECT file FROM outboxd_checkpoint WHERE name = ? AND gtid IS NULL";
+    let file = sqlx::query_scalar::<_, Option<String>>(query).bind(name);
+    Ok(file.fetch_optional(conn).await?.flatten().is_some())
 }
 
 /// `SHOW MASTER STATUS` is gone in MySQL 8.4; its successor is unknown to the others.
