@@ -99,8 +99,10 @@ impl Report {
         let page = format!(
             "{INTRODUCTION}\n## The run\n\n`--seconds {} --seed {} --rate {} --aggregates {}`: nothing lost, \
              nothing that nobody committed.\n\n{}\n\
-             Time until messages come again is counted from the end of the fault, \
-             until ten more have come of either table.\n",
+             Committed and received are the writers' rows. A row abandoned is one of them that waited for the broker,\n\
+             or a delayed one of its own; none of either came. The time until messages come again is counted\n\
+             from the end of the fault until ten more of each table have come, after the faults where that was\n\
+             waited for.\n",
             args.seconds,
             args.seed,
             args.rate,
