@@ -187,9 +187,17 @@ macro_rules! fenced {
             $ledger.epoch.fence(&mut tx).await?;
             let $conn: &mut MySqlConnection = &mut tx;
             let done: DbResult<_> = $work;
-            let done = done?;
-            tx.commit().await?;
-            Ok(done)
+            match done {
+                Ok(done) => {
+                    tx.commit().await?;
+                    Ok(done)
+                }
+                // At once: a repetition must not meet the locks of this attempt.
+                Err(e) => {
+                    let _ = tx.rollback().await;
+                    Err(e)
+                }
+            }
         })
     };
 }

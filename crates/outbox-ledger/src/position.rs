@@ -11,7 +11,7 @@ use outbox_core::ports::PortResult;
 use outbox_core::position::FilePosition;
 use sqlx::{Connection, Executor as _, Row as _};
 
-pub(crate) use checkpoint::Writer;
+pub(crate) use checkpoint::{Pending, Writer};
 pub use coordinate::read_coordinate;
 
 use crate::connect::Db;

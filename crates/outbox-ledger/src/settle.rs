@@ -70,20 +70,15 @@ impl TailLedger {
         let mut writer = self.writer.lock().await;
         let mut session = self.db.session().await?;
         let mut tx = session.begin().await?;
-        self.epoch.fence(&mut tx).await?;
-        let rows = self.rows(&mut tx, settlement, skip_locked).await?;
-        let whole = !rows.contains(&Recorded::Busy);
-        let mut pending = None;
-        if let Some(position) = settlement.checkpoint.as_ref().filter(|_| whole) {
-            for (table, layout) in &settlement.layouts {
-                let name = self.table(*table)?.0.spec.full_name();
-                layouts::store(&mut tx, &self.epoch.name, &name, layout.as_ref()).await?;
+        let work = self.work(&mut tx, settlement, &mut writer, skip_locked);
+        let (rows, pending) = match work.await {
+            Ok(done) => done,
+            // At once: the repetition must not meet the locks of this attempt.
+            Err(e) => {
+                let _ = tx.rollback().await;
+                return Err(e);
             }
-            if let Some(left) = &settlement.behind {
-                behind::store(&mut tx, &self.epoch.name, &self.tables, left).await?;
-            }
-            pending = Some(writer.store(&mut tx, &self.epoch, position).await?);
-        }
+        };
         tx.commit().await?;
         session.finish();
         let checkpointed = pending.is_some();
@@ -91,6 +86,31 @@ impl TailLedger {
             writer.committed(pending);
         }
         Ok(SettleReport { rows, checkpointed })
+    }
+
+    /// What one transaction does.
+    async fn work(
+        &self,
+        tx: &mut MySqlConnection,
+        settlement: &Settlement,
+        writer: &mut Writer,
+        skip_locked: bool,
+    ) -> DbResult<(Vec<Recorded>, Option<position::Pending>)> {
+        self.epoch.fence(tx).await?;
+        let rows = self.rows(tx, settlement, skip_locked).await?;
+        let whole = !rows.contains(&Recorded::Busy);
+        let mut pending = None;
+        if let Some(position) = settlement.checkpoint.as_ref().filter(|_| whole) {
+            for (table, layout) in &settlement.layouts {
+                let name = self.table(*table)?.0.spec.full_name();
+                layouts::store(tx, &self.epoch.name, &name, layout.as_ref()).await?;
+            }
+            if let Some(left) = &settlement.behind {
+                behind::store(tx, &self.epoch.name, &self.tables, left).await?;
+            }
+            pending = Some(writer.store(tx, &self.epoch, position).await?);
+        }
+        Ok((rows, pending))
     }
 
     async fn rows(

@@ -87,7 +87,8 @@ async fn an_operator_sets_the_position_by_list_and_by_file() -> Result<()> {
             ensure!(position.starts_with("gtid 0-"), "{position}");
             Ok(())
         })
-        .await?;
+        .await
+        .map_err(|error| error.context(world.log_end()))?;
         world.outboxd.terminate().await?;
     }
     let status = world.outboxd.status().await?;
