@@ -202,6 +202,9 @@ impl Mysql {
                     "--binlog-format=ROW",
                     "--skip-name-resolve",
                 ]);
+                // Its temporary tables are named by its process id, which is the same in every process namespace: two
+                // servers with one folder for them delete each other's files, and fail or crash.
+                command.arg(format!("--tmpdir={data}"));
                 (command, data)
             }
         };
