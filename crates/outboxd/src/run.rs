@@ -3,6 +3,7 @@
 mod chores;
 mod control;
 mod election;
+mod gate;
 pub mod replay;
 pub mod servers;
 mod session;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_core::layout::TableLayout;
-use outbox_core::ports::{Disposition, Gate, Layouts as _, NoTail, PortError, Publisher as _};
+use outbox_core::ports::{Disposition, Layouts as _, PortError, Publisher as _};
 use outbox_core::spec::{TableSpec, Tracking};
 use outbox_core::{Position, TableIdx};
 use outbox_ledger::gap::NewGap;
@@ -24,6 +24,7 @@ use outbox_tail::stream::{self, BinlogSource, LostPosition, StreamConfig, Stream
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use super::gate::{FencedSource, SwitchGate};
 use super::servers::{self, jittered};
 use super::{Control, Daemon, chores, tables};
 use crate::health::Part;
@@ -31,10 +32,6 @@ use crate::supervise::Crew;
 
 /// How long the parts of a session may take to end: the tail's drain and its last checkpoint.
 const DRAIN: Duration = Duration::from_secs(15);
-/// How long a tail that was just begun counts as tailing before it is. A poller that took the
-/// backlog meanwhile would hold its aggregates, and the tail would leave them to it from then on,
-/// though it delivers many times as fast.
-const OPENING: Duration = Duration::from_secs(10);
 /// Pause before a tail that cannot run is tried again; the poller delivers meanwhile.
 const TAIL_AGAIN: Duration = Duration::from_secs(5);
 
@@ -588,103 +585,6 @@ async fn watch_brokers(
             info!(state = part.detail, "rabbitmq");
             daemon.health.change(|h| h.rabbitmq = part);
         }
-    }
-}
-
-/// The tail's gate while there is one.
-#[derive(Default)]
-struct SwitchGate(tokio::sync::watch::Sender<Option<Tail>>);
-
-#[derive(Clone)]
-struct Tail {
-    relay: RelayHandle,
-    since: tokio::time::Instant,
-}
-
-impl SwitchGate {
-    fn set(&self, relay: Option<RelayHandle>) {
-        let since = tokio::time::Instant::now();
-        self.0
-            .send_replace(relay.map(|relay| Tail { relay, since }));
-    }
-
-    fn get(&self) -> Option<RelayHandle> {
-        self.0.borrow().as_ref().map(|tail| tail.relay.clone())
-    }
-}
-
-#[async_trait::async_trait]
-impl Gate for SwitchGate {
-    async fn hold(&self, rows: &[outbox_core::ports::HeldRow]) -> Vec<bool> {
-        match self.get() {
-            Some(relay) => relay.hold(rows).await,
-            None => NoTail.hold(rows).await,
-        }
-    }
-
-    async fn done(&self, rows: &[outbox_core::ports::HeldRow]) {
-        if let Some(relay) = self.get() {
-            relay.done(rows).await;
-        }
-    }
-
-    async fn left_behind(&self, limit: usize, timeout: Duration) -> Vec<outbox_core::Aggregate> {
-        let mut changed = self.0.subscribe();
-        let tail = changed.borrow_and_update().clone();
-        let relay = tail.map(|tail| tail.relay);
-        tokio::select! {
-            found = async {
-                match &relay {
-                    Some(relay) => relay.left_behind(limit, timeout).await,
-                    None => NoTail.left_behind(limit, timeout).await,
-                }
-            } => found,
-            // A new relay: ask again.
-            _ = changed.changed() => Vec::new(),
-        }
-    }
-
-    async fn passed(&self, position: &Position, timeout: Duration) -> bool {
-        match self.get() {
-            Some(relay) => relay.passed(position, timeout).await,
-            None => false,
-        }
-    }
-
-    fn tailing(&self) -> bool {
-        let tail = self.0.borrow();
-        tail.as_ref()
-            .is_some_and(|t| t.relay.tailing() || t.since.elapsed() < OPENING)
-    }
-}
-
-/// Verifies the epoch before every dump: a zombie opens none.
-struct FencedSource {
-    inner: BinlogSource,
-    epoch: Epoch,
-    db: outbox_ledger::connect::Db,
-}
-
-#[async_trait::async_trait]
-impl outbox_tail::group::Source for FencedSource {
-    async fn open(&mut self, after: &Position) -> Result<(), stream::StreamError> {
-        self.epoch
-            .verify(&self.db)
-            .await
-            .map_err(stream::StreamError::Layouts)?;
-        self.inner.open(after).await
-    }
-
-    async fn next(&mut self) -> Result<outbox_tail::group::StreamItem, stream::StreamError> {
-        self.inner.next().await
-    }
-
-    async fn close(&mut self) {
-        self.inner.close().await;
-    }
-
-    fn coordinate_at_open(&self) -> Option<&Position> {
-        self.inner.coordinate_at_open()
     }
 }
 
