@@ -246,3 +246,19 @@ fn code(error: &anyhow::Error) -> u8 {
 fn complain(text: &str) {
     eprintln!("outboxd: {text}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::hint;
+
+    #[test]
+    fn what_is_said_of_our_own_tables_alone_gets_a_hint() {
+        let missing =
+            "load the position: mysql error 1146: Table 'app.outboxd_checkpoint' doesn't exist";
+        assert!(hint(missing).is_some_and(|h| h.contains("migrate")));
+        let denied = "migrate: mysql error 1142: CREATE command denied to user 'o'@'h' for table 'outboxd_migrations'";
+        assert!(hint(denied).is_some_and(|h| h.contains("CREATE")));
+        let theirs = "list rows: mysql error 1146: Table 'app.outbox' doesn't exist";
+        assert_eq!(hint(theirs), None);
+    }
+}
